@@ -75,7 +75,7 @@ def load(name: str) -> list[Case]:
         return [json.loads(line) for line in file]
 
 
-def _name(log: Case) -> str:
+def name_log(log: Case) -> str:
     """Return the name that a log has in m5ws."""
     if log["rank"] is not None:
         return str(log["rank"])
@@ -96,7 +96,7 @@ def simulate(case: Case, seed: int) -> tuple[dict[str, list[str]], Recorded]:
     """
     rng = random.Random(f"{seed}/{case['id']}")
     missing, skews_s = _missing(case, rng), [rng.uniform(-_SKEW_S / 2, _SKEW_S / 2) for _ in range(_NODES)]
-    listed = {_name(log): (log, log["text"].split("\n")) for log in case["logs"]}
+    listed = {name_log(log): (log, log["text"].split("\n")) for log in case["logs"]}
     followers = [pair for name, pair in listed.items() if pair[0] is not case["logs"][0] and name.isdigit()]
     quiet = ({"status": -15, "ended_s": 3.0}, [""])
     ends, failures, dead, ended_s, steps = {}, dict[int, RankEnded](), dict[str, int](), dict[int, float](), {}
@@ -121,7 +121,7 @@ def simulate(case: Case, seed: int) -> tuple[dict[str, list[str]], Recorded]:
             ends[name] = lines
     nodes = {rank: rank // _RANKS_PER_NODE for rank in range(_RANKS)}
     ahead_s = clocks.offsets_s(steps, nodes)
-    corrected_s = {rank: time_s - ahead_s.get(nodes[rank], 0.0) for rank, time_s in ended_s.items()}
+    corrected_s = {str(rank): time_s - ahead_s.get(nodes[rank], 0.0) for rank, time_s in ended_s.items()}
     return ends, Recorded(
         failures=failures, dead=dead, ended_s=corrected_s, nodes=nodes, hosts={n: str(n) for n in range(_NODES)}
     )
@@ -132,7 +132,7 @@ def answer(case: Case, classifier: causes.Classifier, seed: int) -> Answer:
     logs, recorded = simulate(case, seed)
     ends = {name: LogEnd(lines=lines, place=0) for name, lines in logs.items()}
     evidence = Evidence(ends=ends, recorded=recorded)
-    cause = classifier.find(evidence.lines, evidence.ended_s)
+    cause = classifier.find(evidence.lines, evidence.recorded.ended_s)
     if cause is None:
         return Answer(case, None, (), None)
     others = [kind for kind, _ in Counter(cause.others.values()).most_common() if kind != cause.kind]
@@ -202,7 +202,7 @@ def misled(cases: Sequence[Case], texts: Sequence[str], classifier: causes.Class
     """Return the number of known failures with another answer beside eight healthy logs, and of all known failures."""
     rng, wrong, known = random.Random(seed), 0, 0
     for case in cases:
-        logs = {_name(log): log["text"].split("\n") for log in case["logs"]}
+        logs = {name_log(log): log["text"].split("\n") for log in case["logs"]}
         alone = classifier.find(logs, {})
         if alone is None or alone.kind != case["class"]:
             continue

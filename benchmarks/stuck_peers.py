@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+_ROOT = Path(__file__).parents[1]
 _SCRIPT = Path(__file__).with_name("scripts") / "heartbeats.py"
 _LAUNCHER = "nvidia_resiliency_ext.fault_tolerance.launcher"
 _KINDS = ("stopped", "sleep", "regex", "gil", "read", "lock", "mismatch", "worker")
@@ -31,7 +32,13 @@ def measure(python: str, kind: str, limit_s: float, patience_s: float) -> str:
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         job = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         try:
             output, _ = job.communicate(timeout=patience_s)

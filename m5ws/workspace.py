@@ -114,6 +114,11 @@ class Workspace:
         return None if self.store_dir is not None and self.scratch is None else self._user_cache
 
     @property
+    def files(self) -> tuple[Path, int]:
+        """The directory of the cache for remote datasets, and its maximum size in bytes. All stores have the cache."""
+        return self.cache_dir or self._user_cache, self.settings.store.cache_limit_bytes or 0
+
+    @property
     def store_dir(self) -> Path | None:
         """The directory of the store; None for a store in a bucket."""
         url = self.store_url.removeprefix("file://")
@@ -291,14 +296,14 @@ class Workspace:
         homes = self._user_cache.with_name("m5ws-homes")
         return ContainerLauncher(local.LocalLauncher(self.environment), self.environment, (*names, *credentials), homes)
 
-    def tracker(self) -> Tracker | None:
-        """Return the MLflow tracker; None if `m5ws.toml` disables it."""
-        if not self.settings.mlflow.enabled:
+    def tracker(self, uri: str | None = None) -> Tracker | None:
+        """Return the MLflow tracker, or the tracker of another MLflow at `uri`; None if `m5ws.toml` disables it."""
+        if uri is None and not self.settings.mlflow.enabled:
             return None
         from m5ws.tracking.mlflow.tracker import Mlflow
 
         experiment = self.settings.mlflow.experiment or self.name
-        return Mlflow(self.tracking_uri, experiment, self.store_url, self.home / "runs", self._remedy)
+        return Mlflow(uri or self.tracking_uri, experiment, self.store_url, self.home / "runs", self._remedy)
 
     @property
     def _remedy(self) -> str:
@@ -337,6 +342,7 @@ class Workspace:
             preflight=self.machine(repo).check if self.settings.run.preflight == "node" else None,
             job=self.job,
             place=self.place,
+            files=self.files,
             causes=self.settings.causes,
             notifier=self.notifier(),
             starts_dir=self.scratch.parent if self.scratch is not None else None,

@@ -1,15 +1,10 @@
 """A training under `ft_launcher` of which one rank hangs at a step: `heartbeats.py KIND RANK`.
 
-`tests/flows/scripts/stuck.py` has equal stops. Each rank sends a heartbeat after each step, as NVIDIA's
-example does. The hanging rank prints the time at which it stops.
+Each rank sends a heartbeat after each step, as NVIDIA's example does. The hanging rank prints the time at which it
+stops.
 """
 
-import ctypes
-import os
-import re
-import signal
 import sys
-import threading
 import time
 from datetime import timedelta
 
@@ -17,40 +12,9 @@ import nvidia_resiliency_ext.fault_tolerance as ft
 import torch
 import torch.distributed as dist
 
-_STEP, _STEPS = 9, 12
+from tests.flows.scripts.hangs import STEP, Numbers, hang
 
-
-class Numbers(torch.utils.data.Dataset[torch.Tensor]):
-    """Numbers, of which one is never read by a worker."""
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == _STEP and torch.utils.data.get_worker_info() is not None:
-            signal.pause()
-        return torch.full((4,), float(index))
-
-
-def hang(kind: str, other: dist.ProcessGroup) -> None:
-    print(f"STOPS {time.time()}", flush=True)
-    if kind == "stopped":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif kind == "sleep":
-        time.sleep(1000)
-    elif kind == "regex":
-        re.match(r"(a|aa)+$", "a" * 60 + "b")
-    elif kind == "gil":
-        ctypes.PyDLL(None).sleep(1000)
-    elif kind == "read":
-        os.mkfifo(f"fifo-{os.getpid()}")
-        os.open(f"fifo-{os.getpid()}", os.O_RDONLY)
-    elif kind == "lock":
-        lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
-    elif kind == "mismatch":
-        dist.all_reduce(torch.zeros(4), group=other)
+_STEPS = STEP + 3
 
 
 def main() -> None:
@@ -63,7 +27,8 @@ def main() -> None:
     workers = 1 if kind == "worker" and rank == culprit else 0
     loader = iter(torch.utils.data.DataLoader(Numbers(), num_workers=workers))
     for step in range(_STEPS):
-        if step == _STEP and rank == culprit:
+        if step == STEP and rank == culprit:
+            print(f"STOPS {time.time()}", flush=True)
             hang(kind, other)
         model(next(loader)).sum().backward()
         for parameter in model.parameters():

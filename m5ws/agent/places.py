@@ -1,7 +1,8 @@
 """The place of this machine among the nodes of an attempt, from the variables of the program that started it.
 
 Any scheduler can start an agent on each node: it sets the variables M5WS_…, which come first. The variables of Slurm
-are in sbatch(1) and srun(1). The job script sets M5WS_MASTER.
+are in sbatch(1) and srun(1), and its job script sets M5WS_MASTER. AWS Batch names the address of the main node to all
+nodes but the main node (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
 """
 
 import os
@@ -9,16 +10,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from m5ws.errors import UsageError
+from m5ws.launch import network
 from m5ws.records.launch import Place
 
 _HINT = "Set M5WS_NODE, M5WS_NODES, M5WS_MASTER (HOST:PORT of node 0) and M5WS_JOB on each node."
 _ENGINES = (
     ("", "M5WS_NODE", "M5WS_NODES", "M5WS_JOB", ""),
     ("slurm:", "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+    ("batch:", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT"),
 )
 """The prefix of an engine's jobs, and its variables: the node's number, the number of nodes, the job, and the number of
 its restart.
 """
+_MAIN, _ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+_PORT_OF_BATCH = 29_500
+"""Each attempt of Batch has new containers, which have network interfaces of their own."""
 
 
 def read(environment: Mapping[str, str]) -> Place:
@@ -32,15 +38,28 @@ def read(environment: Mapping[str, str]) -> Place:
         job = f"{prefix}{environment[name]}"
         if restart:
             job += f".{environment.get(restart) or 0}"
-        master, _, port = environment["M5WS_MASTER"].rpartition(":")
+        master, _, port = (environment.get("M5WS_MASTER") or _main_node(environment, own)).rpartition(":")
         place = Place(node=node, nodes=nodes, master=master.strip("[]"), port=int(port), job=job)
     except KeyError as error:
         raise UsageError(f"{own} is set, and {error.args[0]} is not", hint=_HINT) from error
     except ValueError as error:
         raise UsageError(f"the place of this node has no valid numbers: {error}", hint=_HINT) from error
     if not 0 <= place.node < place.nodes or not place.master or not 0 < place.port < 2**16 - 1:
-        raise UsageError(f"node {node} of {nodes} with {environment['M5WS_MASTER']} is no place", hint=_HINT)
+        raise UsageError(f"node {node} of {nodes} with {master}:{port} is no place", hint=_HINT)
     return place
+
+
+def _main_node(environment: Mapping[str, str], own: str) -> str:
+    """Return the address of node 0 in a job of AWS Batch. Raises KeyError without it, UsageError."""
+    if _MAIN not in environment:
+        raise KeyError("M5WS_MASTER")
+    if environment[_MAIN] != "0":
+        raise UsageError(
+            f"the main node of this job is node {environment[_MAIN]}, and m5ws leads on node 0",
+            hint="Set mainNode = 0 in the job definition.",
+        )
+    host = network.address_here() if environment[own] == "0" else environment[_ADDRESS]
+    return f"{host}:{_PORT_OF_BATCH}"
 
 
 def without_restart(job: str) -> str:

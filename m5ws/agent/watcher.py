@@ -22,8 +22,8 @@ from m5ws.config.settings import StuckSettings
 from m5ws.records.ledger import NODE, AnyEvent, RankStarted
 from m5ws.records.nodes import Reported
 from m5ws.records.stacks import RankStack
-from m5ws.supervision import evidence, flight_recorder, processes
-from m5ws.supervision.progress import Progress, Waiting
+from m5ws.supervision import evidence, flight_recorder, processes, vote
+from m5ws.supervision.progress import EXIT, Progress, Waiting
 
 _log = logging.getLogger(__name__)
 _ACTIVITY_S = 10.0
@@ -52,7 +52,7 @@ class Watcher:
         self.world = 0
         """The number of ranks of the attempt."""
         self._ranks: dict[str, Waiting] = {}
-        self._activity: dict[tuple[str, str], float] = {}
+        self._activity: dict[str, tuple[float, float]] = {}
         self._active_s = clock()
         self._thread: threading.Thread | None = None
         self._report: Reported | None = None
@@ -106,23 +106,21 @@ class Watcher:
     def _note_activity(self, now_s: float) -> None:
         """Note the ranks that used a processor or wrote output since the last call."""
         elapsed_s, self._active_s = now_s - self._active_s, now_s
-        for rank in self._ranks:
+        for rank, waiting in self._ranks.items():
             size = 0.0
             with suppress(OSError):
                 size = float(Path(self._plan.context.log_dir, f"rank-{rank}.log").stat().st_size)
-            if size != self._replace((rank, "log"), size):
+            last_size, last_s = self._activity.get(rank, (0.0, 0.0))
+            if size != last_size:
                 self._progress.note_activity(rank, "output", now_s)
             # The processor time in a container is unknown, and an unknown rank is not late.
-            is_unknown = self._plan.context.image is not None
-            used_s = 0.0 if is_unknown else processes.read_processor_s(self._pids[rank])
-            if is_unknown or abs(used_s - self._replace((rank, "processor"), used_s)) > _BUSY * elapsed_s:
+            is_free = self._plan.context.image is not None
+            # A rank that has ended waits for nothing.
+            is_free = is_free or (waiting.phase == EXIT and processes.read_state(self._pids[rank]) in vote.ENDED)
+            used_s = 0.0 if is_free else processes.read_processor_s(self._pids[rank])
+            if is_free or abs(used_s - last_s) > _BUSY * elapsed_s:
                 self._progress.note_activity(rank, "processor", now_s)
-
-    def _replace(self, key: tuple[str, str], value: float) -> float:
-        """Set a value, and return the value before."""
-        before = self._activity.get(key, 0.0)
-        self._activity[key] = value
-        return before
+            self._activity[rank] = size, used_s
 
     def _take_stacks(self, ranks: dict[str, Waiting]) -> None:
         bare = tuple(self._describe(rank, ranks[rank]) for rank in sorted(ranks))

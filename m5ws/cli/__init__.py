@@ -67,6 +67,7 @@ COMMANDS = {
     "rm": "Remove runs.",
     "du": "List the bytes of runs.",
     "gc": "Delete unneeded objects: plan first, delete after a grace period.",
+    "sync": "Replay a whole run into MLflow, or into another MLflow server.",
     "ui": "Open MLflow with this workspace's runs.",
 }
 

@@ -80,7 +80,8 @@ def command(
     if not has_failed:
         return output.echo(f"no failure: attempt {chosen} of run {run_id} finished")
     if found.cause is None:
-        return output.echo(f"unknown: no rule matches attempt {chosen} of run {run_id}")
+        so_far = ", which has no end" if outcome is None else ""
+        return output.echo(f"unknown: no rule matches attempt {chosen} of run {run_id}{so_far}")
     return output.echo(*_describe(found.cause, found.host).split("\n"))
 
 
@@ -121,11 +122,11 @@ def _write_case(workspace: "Workspace", repo: "Repository", run: str, attempt: i
         raise UsageError(f"no class of causes is named {right}", hint=f"The classes are {', '.join(classes)}.")
     if target.exists():
         raise UsageError(f"{target} exists", hint="Name another file with --output.")
-    evidence = diagnosis.collect(repo, run, attempt, workspace.attempt_dir(run, attempt) / "logs")
-    cause, record = evidence.find(rules), runs.load(repo, run)
+    where = (repo, run, attempt, workspace.attempt_dir(run, attempt) / "logs")
+    evidence, cause, record = diagnosis.collect(*where), diagnosis.diagnose(*where, rules).cause, runs.load(repo, run)
     case = cases.make(
         evidence.lines,
-        evidence.ended_s,
+        evidence.recorded.ended_s,
         right,
         cases.UNKNOWN if cause is None else cause.kind,
         run=run,

@@ -19,7 +19,8 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     """Wait for the end of a run.
 
     The run may be on any machine. A run on a cluster has not ended while its job waits or runs. If the engine does not
-    answer here, the end of the newest attempt decides whether the job starts again.
+    answer here, the end of the newest attempt decides whether the job starts again. A job of AWS Batch that gets no
+    nodes is submitted to the next queue of its cluster, while this command runs.
 
     Exit status: 0 the run finished, 1 it failed, 5 the store lacks results, 6 it was removed, 130 it was interrupted.
 
@@ -27,6 +28,8 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     Example:
       m5ws wait 7c1d && m5ws reproduce 7c1d
     """
+    from m5ws.engines.interface import EngineUnavailable
+    from m5ws.library import regions
     from m5ws.repository import removals
     from m5ws.repository.references import jobs
     from m5ws.runs import liveness, state
@@ -34,7 +37,16 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     workspace = names.workspace(context)
     repo = workspace.open_repository()
     run_id = names.find_id(repo, run, "run")
+    note = printed = ""
     while not (is_removed := removals.load(repo, run_id) is not None):
+        try:
+            moved = regions.move_on(workspace, repo, run_id)
+            note = f"the job got no nodes: it is now job {moved.id} in {moved.place}" if moved is not None else note
+        except EngineUnavailable as error:
+            note = f"{error} ({error.hint})"
+        if note != printed:
+            output.print_note(note)
+            printed = note
         if liveness.has_ended(workspace.settings, repo, state.load_newest(repo, run_id)):
             break
         time.sleep(_POLL_S)

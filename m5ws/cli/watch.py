@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -92,7 +92,7 @@ def command(
     if once:
         return output.echo(*_lines(watched.state()))
     pause = partial(_pause, workspace, repo)
-    with interrupt.on_signals(), TerminalView() if sys.stdout.isatty() else nullcontext(_show_end) as show:
+    with interrupt.on_signals(), _terminal_view() if sys.stdout.isatty() else nullcontext(_show_end) as show:
         follow(watched, show, pause)
     return None
 
@@ -116,22 +116,14 @@ def _lines(state: "LiveState") -> list[output.Line]:
     return live_view.lines(state, time.time())
 
 
-class TerminalView(AbstractContextManager[Show]):
-    """A view that is drawn over itself. The last view stays on the terminal."""
+@contextmanager
+def _terminal_view() -> Iterator[Show]:
+    """Yield a function that draws a view over the view before. The last view stays on the terminal."""
+    from rich.console import Console
+    from rich.live import Live
 
-    def __enter__(self) -> Show:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._live = Live(console=Console(), auto_refresh=False, vertical_overflow="crop")
-        self._live.start()
-        return self._show
-
-    def __exit__(self, *_error: object) -> None:
-        self._live.stop()
-
-    def _show(self, state: "LiveState") -> None:
-        self._live.update(output.rich_text(_lines(state)), refresh=True)
+    with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda state: live.update(output.rich_text(_lines(state)), refresh=True)
 
 
 def _show_end(state: "LiveState") -> None:

@@ -17,7 +17,7 @@ import msgspec
 from m5ws.config import cause_patterns
 from m5ws.config.commands import launchers
 from m5ws.config.result_patterns import describe_fault
-from m5ws.config.settings import HostsCluster, Settings, SlurmCluster, StoreOptions
+from m5ws.config.settings import WARN_S, BatchCluster, HostsCluster, Settings, SlurmCluster, StoreOptions
 from m5ws.errors import ConfigError
 from m5ws.records.cause import Rule
 
@@ -25,6 +25,7 @@ Key = tuple[str, ...]
 Table = Mapping[str, object]
 _Rule = tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], str]]
 _SHARED = ("store", "mlflow", "clusters")
+_CLASS = re.compile(r"(?!unknown$)[A-Za-z][\w-]*")
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 """A text that stands for the value of an environment variable."""
 _NO_PROFILE = "Mount its folder, or update its git submodule, or correct extends. `m5ws init --team PATH` creates one."
@@ -135,7 +136,7 @@ def _problems_of_table(section: type[msgspec.Struct], value: object, key: Key) -
 
 def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, str]]:
     """Yield the problems of the clusters, each of whose `engine` decides which keys it has."""
-    kinds = {kind.__struct_config__.tag: kind for kind in (SlurmCluster, HostsCluster)}
+    kinds = {kind.__struct_config__.tag: kind for kind in (SlurmCluster, HostsCluster, BatchCluster)}
     if not isinstance(clusters, dict):
         yield parent, "'clusters' has a table for each cluster: write [clusters.NAME]"
         return
@@ -147,6 +148,18 @@ def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, 
         yield from _problems(kind, {name: value for name, value in cluster.items() if name != "engine"}, key)
         if kind is HostsCluster and not cluster.get("hosts"):
             yield key, f"{'.'.join(key)!r} needs hosts, as ssh names them"
+        elif kind is BatchCluster:
+            yield from _problems_of_batch(cluster, key)
+
+
+def _problems_of_batch(cluster: Table, key: Key) -> Iterator[tuple[Key, str]]:
+    """Yield the keys that a queue of AWS Batch lacks, and a time limit without time before it."""
+    required = [field.name for field in msgspec.structs.fields(BatchCluster) if field.required]
+    if missing := ", ".join(name for name in required if name not in cluster):
+        yield key, f"{'.'.join(key)!r} needs {missing}"
+    limit_s, warn_s = cluster.get("timeout_s"), cluster.get("warn_s", WARN_S)
+    if isinstance(limit_s, int) and isinstance(warn_s, int) and limit_s <= warn_s:
+        yield (*key, "timeout_s"), f"{'.'.join(key)!r} needs a timeout_s above warn_s, which is {warn_s}"
 
 
 def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]]:
@@ -158,6 +171,8 @@ def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]
     for name, rule in causes.items():
         key = (*parent, name)
         problems = list(_problems_of_table(Rule, rule, key))
+        if not _CLASS.fullmatch(name):
+            problems.append((key, f"causes.{name!r} is no name of a class: use letters, digits and -, not 'unknown'"))
         if not problems and (missing := ", ".join(field for field in required if field not in rule)):
             problems = [(key, f"{'.'.join(key)!r} needs {missing}")]
         yield from problems
@@ -238,6 +253,18 @@ _RULES: tuple[_Rule, ...] = (
         "holds a path that is not inside the workspace",
     ),
     (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), _describe_data),
+    (("data", "stay"), lambda s: any(map(_outside, s.data.stay)), "holds a path that is not inside the workspace"),
+    (("data", "stay"), lambda s: not s.data.dvc, "does nothing while 'data.dvc' is false"),
+    (
+        ("data", "s3"),
+        lambda s: any(_outside(each.path) for each in s.data.s3),
+        "holds a path that is not inside the workspace",
+    ),
+    (
+        ("data", "s3"),
+        lambda s: not all(each.url.startswith("s3://") for each in s.data.s3),
+        "holds a url that is not s3://bucket/prefix",
+    ),
     (
         ("tokenizer", "path"),
         lambda s: s.tokenizer.path is not None and _outside(s.tokenizer.path),

@@ -71,11 +71,28 @@ class TokenizerSettings(_Section, frozen=True, kw_only=True):
     probe: str = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x): return x ** 2  # naïve 世界"
 
 
+class S3Data(_Section, frozen=True, kw_only=True):
+    """A dataset that stays in S3. `path`: its name, a path of the workspace. `url`: s3://bucket/prefix.
+
+    `endpoint_url`: the server, if it is not AWS.
+    """
+
+    path: str
+    url: str
+    endpoint_url: str | None = None
+
+
 class DataSettings(_Section, frozen=True, kw_only=True):
-    """`paths`: folders or files pinned by content, also if git ignores them. `dvc`: pin DVC's datasets too."""
+    """`paths`: folders or files pinned by content, also if git ignores them. `dvc`: pin DVC's datasets too.
+
+    `stay`: datasets of DVC that stay in DVC's remote. `s3`: datasets that stay in S3. m5ws copies neither into the
+    store: a script reads them by `m5ws.data`.
+    """
 
     paths: tuple[str, ...] = ()
     dvc: bool = True
+    stay: tuple[str, ...] = ()
+    s3: tuple[S3Data, ...] = ()
 
 
 class EnvironmentSettings(_Section, frozen=True, kw_only=True):
@@ -186,13 +203,18 @@ class RetentionSettings(_Section, frozen=True, kw_only=True):
     every: _AtLeast1 | None = None
 
 
+WARN_S = 300
+"""Seconds between the warning of a scheduler's time limit and the limit."""
+
+
 class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     """A cluster for `--on NAME`.
 
     `python`: the interpreter with m5ws on the nodes; if empty, the submitter's. `scratch`: the parent of the folders of
     agents on a node's local disk, where `$NAME` is a variable of the node; if empty, $TMPDIR or /tmp. `setup`: lines of
     shell before the agent. `shared`: folders that all nodes and the submitter mount at the same path. `restarts`: the
-    number of automatic restarts of a job, after a time limit, a preemption or the loss of a node.
+    number of automatic restarts of a job, after a time limit, a preemption or the loss of a node. `cache`: the cache of
+    the nodes, in the place of `[store] cache`.
     """
 
     python: str = ""
@@ -200,6 +222,7 @@ class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     setup: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     restarts: int = 8
+    cache: str = ""
 
 
 class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):
@@ -219,7 +242,7 @@ class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):
     cpus_per_node: int | None = None
     output: str | None = None
     directives: tuple[str, ...] = ()
-    warn_s: int = 300
+    warn_s: int = WARN_S
     prefetch: str | None = None
 
 
@@ -228,6 +251,45 @@ class HostsCluster(_Cluster, frozen=True, kw_only=True, tag="hosts"):
 
     hosts: tuple[str, ...]
     master: str | None = None
+
+
+class BatchQueue(_Section, frozen=True, kw_only=True):
+    """A queue of AWS Batch in another region, or with other instances."""
+
+    queue: str
+    region: str | None = None
+    instance_type: str | None = None
+
+
+class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
+    """A queue of AWS Batch. `image`, by digest, has m5ws and the packages of the training; `python` is in the image.
+
+    `region`: None stands for the region of boto3's configuration. `cpus_per_node`, `memory_mib`, `gpus_per_node`: the
+    part of an instance that a container reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the size
+    of /dev/shm. `job_role`: the ARN of the containers' role. `timeout_s`: the time limit of an attempt, before which
+    the run saves a last checkpoint, by `warn_s`. `mounts`: more folders of an instance, which are no shared folders.
+    `tags`: tags of job definitions and jobs. `elsewhere`: the next queues, in order, for a job that got no nodes in
+    `patience_s` seconds, or that lacks capacity (`library/regions.py`).
+    """
+
+    python: str = "python3"
+    restarts: Annotated[int, msgspec.Meta(ge=0, le=9)] = 8
+    queue: str
+    image: Annotated[str, msgspec.Meta(pattern="@sha256:[0-9a-f]{64}$")]
+    cpus_per_node: _AtLeast1
+    memory_mib: _AtLeast1
+    region: str | None = None
+    instance_type: str | None = None
+    gpus_per_node: _AtLeast0 = 0
+    efa: _AtLeast0 = 0
+    shm_mib: _AtLeast1 | None = None
+    job_role: str | None = None
+    timeout_s: Annotated[int, msgspec.Meta(ge=60)] | None = None
+    warn_s: _AtLeast1 = WARN_S
+    mounts: tuple[str, ...] = ()
+    tags: dict[str, str] = {}
+    elsewhere: tuple[BatchQueue, ...] = ()
+    patience_s: _AtLeast1 = 1800
 
 
 SEARCH_RULES = "2"
@@ -280,4 +342,4 @@ class Settings(_Section, frozen=True, kw_only=True):
     notify: NotifySettings = NotifySettings()
     secrets: SecretsSettings = SecretsSettings()
     causes: dict[str, Rule] = {}
-    clusters: dict[str, SlurmCluster | HostsCluster] = {}
+    clusters: dict[str, SlurmCluster | HostsCluster | BatchCluster] = {}

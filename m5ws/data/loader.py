@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import blake3
 import msgspec
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data import Dataset as MapDataset
 
 from m5ws.data.order import Range, format_ranges
@@ -168,6 +168,10 @@ class Loader:
         self._plan.seek(epoch * (self.steps_per_epoch or 0) * self.batch_size)
         self.epoch, self._state = epoch, self._plan.position()
 
+    def dataloader(self) -> "Epochs":
+        """Return this loader as a torch DataLoader, for a framework: each iteration is an epoch from its start."""
+        return Epochs(self)
+
     # --- position
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,8 +235,8 @@ class Loader:
 
     def _cache(self, active: Any) -> Path:
         """Return the folder of indexes and lengths: of the run's cache, or of this loader alone."""
-        if active is not None and active.context.copies:
-            return Path(active.context.copies) / "samples"
+        if active is not None and (cache := active.context.files or active.context.copies):
+            return Path(cache) / "samples"
         self._own = tempfile.TemporaryDirectory(prefix="m5ws-samples-")
         return Path(self._own.name)
 
@@ -240,6 +244,36 @@ class Loader:
         """Forget the batches that were made ahead."""
         self._inner = None
         self._consumed = {}
+
+
+class Epochs(DataLoader[Any]):
+    """A loader in the place of a torch DataLoader. Its batches are those of this rank already."""
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(_OneEpoch(loader), batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
+
+    def set_epoch(self, epoch: int) -> None:
+        self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
+
+
+class _OneEpoch(IterableDataset[Any]):
+    """The batches of an epoch: of the present epoch again if the loader is inside it."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self.set_epoch = loader.set_epoch
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._loader
+        # A framework that counts batches does not ask for the end of the epoch that it has read.
+        if loader.state_dict()["samples"] == (loader.epoch + 1) * len(loader) * loader.batch_size:
+            loader.set_epoch(loader.epoch + 1)
+        if loader.state_dict()["samples"] != loader.epoch * len(loader) * loader.batch_size:
+            loader.rewind(loader.epoch)
+        return loader
 
 
 class _Planner:

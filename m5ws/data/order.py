@@ -127,9 +127,11 @@ def format_ranges(ranges: Iterable[Range]) -> str:
     """Return ranges as text, adjacent ranges as one: "0:1024-1040,1:0-8"."""
     merged: list[Range] = []
     for epoch, start, stop in ranges:
+        if start >= stop:
+            continue
         if merged and merged[-1][0] == epoch and merged[-1][2] == start:
             merged[-1] = (epoch, merged[-1][1], stop)
-        elif start < stop:
+        else:
             merged.append((epoch, start, stop))
     return ",".join(f"{epoch}:{start}-{stop}" for epoch, start, stop in merged)
 

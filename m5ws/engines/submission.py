@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.config.settings import HostsCluster, Settings, SlurmCluster
+from m5ws.config.settings import BatchCluster, HostsCluster, Settings, SlurmCluster
+from m5ws.engines.batch import Batch
 from m5ws.engines.hosts import Hosts
 from m5ws.engines.interface import Engine, EngineUnavailable, JobRequest
 from m5ws.engines.slurm import Slurm
@@ -14,7 +15,7 @@ from m5ws.errors import UnknownSchema, UsageError
 from m5ws.records.job import Job
 from m5ws.repository.references import jobs
 
-Cluster = SlurmCluster | HostsCluster
+Cluster = SlurmCluster | HostsCluster | BatchCluster
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 def engine_of(cluster: Cluster) -> Engine:
     """Return the engine of a cluster."""
+    if isinstance(cluster, BatchCluster):
+        return Batch(cluster)
     return Slurm(cluster) if isinstance(cluster, SlurmCluster) else Hosts(cluster)
 
 
@@ -41,10 +44,11 @@ def cluster_of(settings: Settings, name: str) -> Cluster:
 def engine_of_job(settings: Settings, job: Job) -> Engine:
     """Return the engine of a job, with the cluster of these settings, or of the job's if these lack it.
 
-    A job stays on the hosts of its submission. Raises UnknownSchema for settings of another version of m5ws.
+    A job stays on the hosts, or in the queue of AWS Batch, of its submission. Raises UnknownSchema for settings of
+    another version of m5ws.
     """
     own = settings.clusters.get(job.cluster)
-    if not isinstance(own, SlurmCluster) or job.engine == "hosts":
+    if not isinstance(own, SlurmCluster) or job.engine != "slurm":
         try:
             own = cluster_of(msgspec.json.decode(job.settings, type=Settings), job.cluster)
         except (msgspec.MsgspecError, UsageError) as error:
@@ -81,24 +85,26 @@ def plan(
     nodes: int,
     options: tuple[str, ...],
     command: tuple[str, ...] = (),
+    name: str | None = None,
 ) -> Submission:
     """Return a job on a cluster. Nothing is published or started. Raises UsageError.
 
-    `settings` are for the nodes, and `options` for their agents.
+    `settings` are for the nodes, and `options` for their agents. Without a `name`, the job gets a new name.
     """
     own = cluster_of(settings, cluster)
-    name = jobs.new_name(run)
+    name = name or jobs.new_name(run)
     agent = command_on_node(own, "agent", run, "--store", store_url, "--job", name, *options)
     request = JobRequest(name=name, run=run, nodes=nodes, agent=agent)
     job = Job(
         run=run,
         name=name,
         cluster=cluster,
-        engine="slurm" if isinstance(own, SlurmCluster) else "hosts",
+        engine=own.__struct_config__.tag,  # type: ignore[arg-type]
         nodes=nodes,
         settings=msgspec.json.encode(settings).decode(),
         script=engine_of(own).render(request),
         command=command,
+        options=options,
         created_s=0.0,
     )
     return Submission(job=job, request=request)

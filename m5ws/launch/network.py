@@ -10,6 +10,7 @@ from m5ws.errors import UsageError
 
 _SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface.
 _ANY_PORT = 9
+_ELSEWHERE = "192.0.2.1"  # RFC 5737: an address that no machine has.
 
 
 def interface_to(host: str) -> str:
@@ -22,6 +23,16 @@ def interface_to(host: str) -> str:
             return next(name for _, name in socket.if_nameindex() if _address(probe, name) == own)
     except (OSError, StopIteration) as error:
         raise UsageError(f"no network interface leads to {host}: {error}", hint="Set GLOO_SOCKET_IFNAME.") from error
+
+
+def address_here() -> str:
+    """Return this machine's address for packets to machines of other networks. Raises UsageError without a route."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ELSEWHERE, _ANY_PORT))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(f"this node has no default route: {error}", hint="Set M5WS_MASTER to HOST:PORT.") from error
 
 
 def own_addresses() -> Iterator[str]:

@@ -41,6 +41,9 @@ class Cluster:
         self._workspace, self._name = workspace, name
         self._settings = _settings_of_nodes(workspace)
         self._own = submission.cluster_of(self._settings, name)
+        if self._own.cache:
+            store = msgspec.structs.replace(self._settings.store, cache=self._own.cache)
+            self._settings = msgspec.structs.replace(self._settings, store=store)
         self._engine = submission.engine_of(self._own)
         _refuse_private_store(workspace, self._own.shared, name)
 

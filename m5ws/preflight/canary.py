@@ -38,18 +38,18 @@ NAME = "canary"
 _FACTS = ("cpu.model", "cpu.flags", "gpu.model", "gpu.count")
 
 
-class _StepLimit:
-    """Stops an observed script after a number of steps, which a session ends by itself."""
+def _limit(steps: int, watch: Watch) -> Watch:
+    """Return a watch that stops an observed script after a number of steps, which a session ends by itself."""
+    is_observed = False
 
-    def __init__(self, steps: int, watch: Watch) -> None:
-        self._steps, self._watch = steps, watch
-        self._is_observed = False
-
-    def __call__(self, rank: str, event: AnyEvent) -> bool:
-        self._watch(rank, event)
-        self._is_observed = self._is_observed or isinstance(event, Observation)
+    def look(rank: str, event: AnyEvent) -> bool:
+        nonlocal is_observed
+        watch(rank, event)
+        is_observed = is_observed or isinstance(event, Observation)
         # In the step after the limit, all ranks have done the last step.
-        return self._is_observed and isinstance(event, Step) and event.step > self._steps
+        return is_observed and isinstance(event, Step) and event.step > steps
+
+    return look
 
 
 def new_run(snapshot: str, launch: LaunchSpec, steps: int) -> Run:
@@ -77,7 +77,7 @@ def execute(ports: Ports, run: Run, home: Path, author_dir: Path, watch: Watch, 
     try:
         plan = planning.plan(repo, run, home, author_dir, ports.environment, None, python=ports.python)
         untracked = msgspec.structs.replace(ports, tracker=None)
-        done = leader.execute(untracked, plan, _StepLimit(steps, watch), progress)
+        done = leader.execute(untracked, plan, _limit(steps, watch), progress)
     except (M5Error, OSError) as error:
         return canaries.publish(repo, msgspec.structs.replace(result, detail=str(error)))
     if done.asked:

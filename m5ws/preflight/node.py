@@ -163,17 +163,12 @@ def _write_rate(work_root: Path) -> int | None:
             path.unlink()
 
 
-class _Printed(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `m5ws preflight --json` on one node."""
-
-    nodes: tuple[NodeReport, ...]
-
-
 def read_report(printed: NodeOutput) -> NodeReport:
     """Return the checks that a node printed. A node without a result has the one check `answer`, which failed."""
     try:
-        (found,) = msgspec.json.decode(printed.text[printed.text.index("{") :], type=_Printed).nodes
-    except (ValueError, msgspec.MsgspecError) as error:
+        document = msgspec.json.decode(printed.text[printed.text.index("{") :])
+        (found,) = msgspec.convert(document["nodes"], tuple[NodeReport, ...])
+    except (ValueError, LookupError, msgspec.MsgspecError) as error:
         problem = printed.problem or f"no result: {printed.text.strip() or error}"
         remedy = "Correct the error on this node, or leave the node out of the cluster."
         return NodeReport(node=printed.node, checks=(Check("answer", "failed", problem, remedy),))

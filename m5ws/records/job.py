@@ -4,7 +4,7 @@ from typing import Literal
 
 from m5ws.records.base import Count, KeyedRecord, RunId
 
-EngineName = Literal["slurm", "hosts"]
+EngineName = Literal["slurm", "hosts", "batch"]
 
 
 class Job(KeyedRecord, tag="job/1", frozen=True, kw_only=True):
@@ -13,7 +13,7 @@ class Job(KeyedRecord, tag="job/1", frozen=True, kw_only=True):
     `run` is a run, or the snapshot for `m5ws certify`. `name` is the name of the job in the engine, too: a submission
     that was killed leaves no job that nobody finds. `cluster` is the name in `[clusters]`. `settings`: the `m5ws.toml`
     of the submitter as JSON, from which an agent makes its workspace. `script` is the rendered job. With `command`, the
-    job runs this command of m5ws on one node, and no attempt of the run.
+    job runs this command of m5ws on one node, and no attempt of the run. `options` are options of its agents.
     """
 
     run: RunId
@@ -25,6 +25,7 @@ class Job(KeyedRecord, tag="job/1", frozen=True, kw_only=True):
     script: str
     created_s: float
     command: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     user: str | None = None
     host: str | None = None
 

@@ -16,6 +16,7 @@ from m5ws.records.stacks import NodeEvidence, RankStack
 from m5ws.repository.ledger import ledger
 from m5ws.repository.repository import Repository
 from m5ws.supervision import causes, clocks, evidence
+from m5ws.supervision.progress import EXIT
 
 _LAST_BATCHES = 3
 _SIGNALS = frozenset(signal.Signals)
@@ -44,7 +45,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
     failures: dict[int, RankEnded]
     dead: dict[str, int]
-    ended_s: dict[int, float]
+    ended_s: dict[str, float]
     nodes: dict[int, int]
     hosts: dict[int, str]
 
@@ -79,14 +80,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
                 lines.setdefault(rank, []).append(f"Signal {number} ({signal.Signals(number).name})")
         return lines
 
-    @property
-    def ended_s(self) -> dict[str, float]:
-        """The times of failures by the name of the log."""
-        return {str(rank): time_s for rank, time_s in self.recorded.ended_s.items()}
-
     def find(self, rules: Mapping[str, Rule]) -> Cause | None:
         """Return the cause by `rules`; None if it is unknown. Raises ConfigError for a pattern that cannot be used."""
-        cause = causes.Classifier(rules).find(self.lines, self.ended_s)
+        cause = causes.Classifier(rules).find(self.lines, self.recorded.ended_s)
         if cause is None:
             return None
         end = self.ends.get(cause.rank)
@@ -111,16 +107,20 @@ def collect(repo: Repository, run: str, attempt: int, folder: Path) -> Evidence:
 def diagnose(repo: Repository, run: str, attempt: int, folder: Path, rules: Mapping[str, Rule]) -> Diagnosis:
     """Return the cause of a failed attempt by `rules`. Its logs are in `folder` and in the store.
 
+    A stuck attempt has the cause of a rank whose script had failed before: its process had not ended.
     Raises ConfigError for a pattern that cannot be used, and as `collect`.
     """
     end = ledger.ended(repo, run, attempt)
-    if end is not None and end.reason is not None and end.reason.kind in ("stuck", "loss"):
-        ranks, nodes = _evidence(repo, run, attempt) if end.reason.kind == "stuck" else ((), ())
-        typed = _describe_end(end.reason, rules[end.reason.kind], nodes)
-        return Diagnosis(cause=typed, host=end.reason.host, stacks=ranks, nodes=nodes)
-    collected = collect(repo, run, attempt, folder)
-    cause = collected.find(rules)
-    return Diagnosis(cause=cause, host=None if cause is None else collected.recorded.host_of(cause.rank))
+    reason = end.reason if end is not None else None
+    ranks, nodes = _evidence(repo, run, attempt) if reason is not None and reason.kind == "stuck" else ((), ())
+    recorded = _recorded(repo, run, attempt)
+    has_failed = any(each.phase == EXIT and each.rank in recorded.failures for each in ranks)
+    if reason is not None and reason.kind in ("stuck", "loss") and not has_failed:
+        typed = _describe_end(reason, rules[reason.kind], nodes)
+        return Diagnosis(cause=typed, host=reason.host, stacks=ranks, nodes=nodes)
+    cause = collect(repo, run, attempt, folder).find(rules)
+    host = None if cause is None else recorded.host_of(cause.rank)
+    return Diagnosis(cause=cause, host=host, stacks=ranks, nodes=nodes)
 
 
 def _describe_end(reason: EndReason, rule: Rule, nodes: Sequence[NodeEvidence]) -> Cause:
@@ -159,7 +159,7 @@ def _recorded(repo: Repository, run: str, attempt: int) -> Recorded:
                 elif isinstance(event, RankEnded) and event.failure is not None:
                     failures[int(origin)] = event
     ahead_s = clocks.offsets_s(steps, nodes)
-    ended_s = {rank: ended.time_s - ahead_s.get(nodes[rank], 0.0) for rank, ended in failures.items()}
+    ended_s = {str(rank): ended.time_s - ahead_s.get(nodes[rank], 0.0) for rank, ended in failures.items()}
     hosts = {start.node: start.host for start in ledger.node_starts(repo, run, attempt)}
     end = ledger.ended(repo, run, attempt)
     dead = end.reason.dead if end is not None and end.reason is not None else {}

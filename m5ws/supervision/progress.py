@@ -21,7 +21,9 @@ _WARM_UP_STEPS = 5
 _FACTOR = 5
 _GAP_S = 5.0
 """A longer time between two looks is the watcher's own."""
-_FREE = ("start", "end")
+EXIT = "exit"
+"""The phase of a rank whose script has ended, and whose process ends."""
+_FREE = ("start", "end", EXIT)
 """Phases without steps, in which use of a processor and output are progress."""
 _OWN = (*_FREE, "load", "save", "step")
 """Phases that no script names."""
@@ -32,7 +34,7 @@ _FLOOR_S = 300.0
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that made no progress for `waited_s` in a phase. `step` is its last completed step.
 
-    `limit_s` is the longest limit of the ranks of the node.
+    `limit_s` is the longest limit of the ranks of the node whose script runs.
     """
 
     step: int
@@ -62,7 +64,7 @@ class _Rank(msgspec.Struct, kw_only=True):
 
 
 class Progress:
-    """The progress of all ranks of a node that run."""
+    """The progress of all ranks of a node that have started."""
 
     def __init__(self, settings: StuckSettings) -> None:
         self._floor_s = min(_FLOOR_S, settings.ceiling_s) if settings.floor_s is None else settings.floor_s
@@ -78,10 +80,10 @@ class Progress:
         at_s = self._counted(now_s)
         if isinstance(event, RankStarted):
             self._ranks[rank] = _Rank(since_s=at_s, last_s=at_s)
-        elif isinstance(event, RankEnded):
-            self._ranks.pop(rank, None)
         elif (state := self._ranks.get(rank)) is None:
             return
+        elif isinstance(event, RankEnded):
+            state.phase, state.last_s = EXIT, at_s
         elif isinstance(event, Phase):
             if state.phase != "step":
                 self._learn(state.phase, at_s - state.since_s)
@@ -103,12 +105,14 @@ class Progress:
             state.last_s = at_s
 
     def look(self, now_s: float) -> dict[str, Waiting]:
-        """Return all ranks that run. Called at intervals: a longer interval does not count."""
+        """Return all ranks. Called at intervals: a longer interval does not count."""
         at_s = self._counted(now_s)
         # Ranks wait for each other: all may take as long as the rank with the longest limit.
-        limit_s = max(map(self._limit_s, self._ranks.values()), default=self._ceiling_s)
+        running = (state for state in self._ranks.values() if state.phase != EXIT)
+        limit_s = max(map(self._limit_s, running), default=self._ceiling_s)
+        limits_s = {rank: self._ceiling_s if state.phase == EXIT else limit_s for rank, state in self._ranks.items()}
         return {
-            rank: Waiting(step=state.step, phase=state.name, waited_s=at_s - state.last_s, limit_s=limit_s)
+            rank: Waiting(step=state.step, phase=state.name, waited_s=at_s - state.last_s, limit_s=limits_s[rank])
             for rank, state in self._ranks.items()
         }
 

@@ -1,13 +1,14 @@
 """The ranks for which the rest of an attempt waits, by a vote of their stacks. Pure: no I/O.
 
-Six rules are tried in order, and the first that names ranks decides:
+Seven rules are tried in order, and the first that names ranks decides:
 
-1. *process*: their process is stopped, ended or gone.
-2. *number*: they never entered a collective in which at least as many ranks wait, by torch's flight recorder.
-3. *mismatch*: they entered another collective than most at one number, by the same record.
-4. *collective*: they wait in no collective, and at least as many ranks do.
-5. *steps*: they have completed fewer steps than another rank, and their stacks are unknown.
-6. *place*: they are the smallest group at one line of the script, less than half of the ranks, and no stack is missing.
+1. *exit*: their script has ended and their process has not, and no other rank is late.
+2. *process*: their process is stopped, ended or gone. If their script has ended, a rank waits in a collective.
+3. *number*: they never entered a collective in which at least as many ranks wait, by torch's flight recorder.
+4. *mismatch*: they entered another collective than most at one number, by the same record.
+5. *collective*: they wait in no collective, and at least as many ranks do.
+6. *steps*: they have completed fewer steps than another rank, and their stacks are unknown.
+7. *place*: they are the smallest group at one line of the script, less than half of the ranks, and no stack is missing.
 
 Without an answer the ranks are unknown: a tie is never decided. A rank that is alone is named.
 """
@@ -22,10 +23,12 @@ import msgspec
 from m5ws import secret_scan
 from m5ws.records.stacks import Frame, RankStack
 from m5ws.supervision import last_collectives
+from m5ws.supervision.progress import EXIT
 from m5ws.supervision.slow_ranks import Phase
 from m5ws.wording import lists
 
-_DEAD = ("T", "Z", "X", "gone")
+ENDED = ("Z", "X", "gone")
+"""States of a process that has ended (`processes.read_state`)."""
 _STATES = {"T": "is stopped", "Z": "has ended", "X": "has ended", "gone": "is gone"}
 _COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
 _BACKWARD = "_engine_run_backward"
@@ -42,15 +45,19 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ranks: tuple[int, ...] = ()
-    rule: Literal["process", "number", "mismatch", "collective", "steps", "place"] | None = None
+    rule: Literal["exit", "process", "number", "mismatch", "collective", "steps", "place"] | None = None
     about: str = ""
 
 
 def vote(stacks: Sequence[RankStack], world: int) -> Vote:
     """Return the ranks for which the rest waits. `world` is the number of ranks, of which some may have no stack."""
-    if dead := _numbers(each for each in stacks if each.state in _DEAD):
-        return Vote(ranks=dead, rule="process")
+    late = [each for each in stacks if each.is_late]
+    if late and all(each.phase == EXIT for each in late):
+        return Vote(ranks=_numbers(late), rule="exit")
     waiting = [each for each in stacks if find_collective(each.frames) is not None]
+    dead = (each for each in stacks if each.state in ("T", *ENDED))
+    if named := _numbers(each for each in dead if waiting or each.phase != EXIT):
+        return Vote(ranks=named, rule="process")
     # A backward pass waits in a collective, or computes: the record decides.
     elsewhere = _numbers(each for each in waiting if each.frames[0].function != _BACKWARD)
     behind, about = last_collectives.find_behind(stacks, elsewhere)
@@ -110,6 +117,8 @@ def describe_place(stack: RankStack) -> str | None:
 def describe(stack: RankStack) -> str:
     """Return the place of a rank, and the state of its process if it does not run."""
     state = _STATES.get(stack.state or "")
+    if stack.state in ENDED:
+        return f"process {stack.pid} {state}"
     process = f"process {stack.pid} {state}, " if state is not None else ""
     if not stack.frames:
         return f"{process}no stack: {stack.problem or 'unknown'}"

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import msgspec
 
+from m5ws.progress import Progress
+
 Points = frozenset[tuple[int, str]]
 """Distinct values with their steps: a metric's as `float.hex()`, a parameter's as text at step 0."""
 Fetch = Callable[[Path], Path]
@@ -18,6 +20,17 @@ class LoggedResults(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, Points] = {}
     parameters: Mapping[str, Points] = {}
     artifacts: Mapping[str, tuple[Fetch, ...]] = {}
+
+
+class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a run's records that the tracker lacked, its page there if it has one, and refused records."""
+
+    run: str
+    page: str | None
+    steps: int
+    models: int
+    datasets: int
+    refused: tuple[str, ...] = ()
 
 
 LOGGED = "logged"
@@ -71,6 +84,12 @@ class Tracker(Protocol):
 
     def refresh(self, run: str) -> None:
         """Show a run's published notes and verdicts on its page. Raises M5Error if the tracker does not answer."""
+
+    def sync(self, run: str, *, dry_run: bool, progress: Progress | None) -> SyncReport:
+        """Deliver a whole run, and return the numbers of records that the tracker lacked. `dry_run` changes nothing.
+
+        Raises M5Error.
+        """
 
     def logged(self, run: str) -> LoggedResults:
         """Return the results that the script of a run logged itself. Raises M5Error."""

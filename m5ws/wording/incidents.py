@@ -25,8 +25,9 @@ def describe_advice(cause: Cause) -> str:
 
 
 def describe_exclusion(incident: Incident, job: Job) -> str | None:
-    """Return the way to leave out the host of an incident that is to blame; None without such a host."""
-    if incident.cause is None or incident.cause.owner != "infrastructure" or incident.host is None:
+    """Return the way to leave out the host of an incident that is to blame; None without such a host or way."""
+    is_to_blame = incident.cause is not None and incident.cause.owner == "infrastructure"
+    if not is_to_blame or incident.host is None or job.engine == "batch":  # Batch itself chooses instances.
         return None
     change = f'add "--exclude={incident.host}" to directives' if job.engine == "slurm" else "remove it from hosts"
     again = f"`m5ws resume {incident.run} --on {job.cluster}`"

@@ -7,7 +7,8 @@ import pytest
 
 from m5ws.logs.parts import LogParts
 from m5ws.records.failure import EndReason, Failure
-from m5ws.records.ledger import NODE, AttemptEnded, RankEnded
+from m5ws.records.ledger import NODE, AttemptEnded, RankEnded, Stacks
+from m5ws.records.stacks import RankStack
 from m5ws.repository.repository import Repository
 from m5ws.supervision import cases
 from tests.cli.conftest import M5, Made
@@ -83,6 +84,27 @@ def test_the_store_has_the_logs_of_another_machine(m5: M5, made: Made, home: Rep
 def test_a_finished_attempt_has_no_failure(m5: M5, made: Made) -> None:
     assert m5("cause", made.run).out == f"no failure: attempt 1 of run {made.run} finished\n"
     assert m5("cause", made.run, "--json").document["cause"] is None
+
+
+def test_an_attempt_without_an_end_has_no_cause_yet(m5: M5, made: Made, home: Repository, logs: Path) -> None:
+    planted.begin(home, made.run, 3)
+    (logs.parents[1] / "0003" / "logs").mkdir(parents=True)
+    assert m5("cause", made.run).out == f"unknown: no rule matches attempt 3 of run {made.run}, which has no end\n"
+
+
+@pytest.mark.parametrize(("phase", "kind"), [("exit", "disk-full"), ("step", "stuck")])
+def test_a_stuck_attempt_has_the_cause_of_a_rank_that_had_failed_and_did_not_end(
+    m5: M5, made: Made, home: Repository, logs: Path, phase: str, kind: str
+) -> None:
+    stack = RankStack(rank=1, host="h", pid=1, step=3, phase=phase, waited_s=9.0, limit_s=5.0, is_late=False)
+    reason = EndReason(kind="stuck", rank=1, host="h", problem="no progress")
+    ended = AttemptEnded(time_s=13.0, outcome="failed", exit_code=1, reason=reason)
+    planted.append(home, made.run, 2, NODE, Stacks(ranks=(stack,)), ended)
+    document = m5("cause", made.run, "--json").document
+    assert (document["cause"]["kind"], document["cause"]["rank"]) == (kind, "1")
+    assert [each["rank"] for each in document["stacks"]] == [1]
+    assert m5("cause", "--wrong", made.run, "unknown", "-o", logs / "case.json").status == 0
+    assert msgspec.json.decode((logs / "case.json").read_bytes(), type=cases.Case).found == kind
 
 
 def test_an_attempt_is_chosen_by_its_number(m5: M5, made: Made, logs: Path) -> None:

@@ -22,6 +22,9 @@ def _read(tmp_path: Path, text: str) -> Settings:
 _RULE = "title = 't'\nadvice = 'a'\nowner = 'user'\nretry = true\n"
 
 
+_QUEUE = "[clusters.a]\nengine = 'batch'\nqueue = 'q'\ncpus_per_node = 1\nmemory_mib = 64\n"
+
+
 def _problem(tmp_path: Path, text: str) -> str:
     with pytest.raises(ConfigError) as caught:
         _read(tmp_path, text)
@@ -55,7 +58,15 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         (f"[causes.x]\n{_RULE}patterns = ['(']\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "regular expression")),
         (f"[causes.x]\n{_RULE}patterns = []\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "no pattern")),
         (f"[causes.x]\n{_RULE}patterns = ['b', '']\n", ("m5ws.toml:6: ", "'causes.x.patterns'", "an empty line")),
+        (f"[causes.unknown]\n{_RULE}patterns = ['a']\n", ("m5ws.toml:1: ", "'unknown' is no name of a class")),
+        (f'[causes."a\\n"]\n{_RULE}patterns = ["a"]\n', ("m5ws.toml:1: ", "is no name of a class")),
         (f"[causes.x]\n{_RULE}patterns = ['b*']\n", ("m5ws.toml:6: ", "'b*' matches an empty line")),
+        (f"{_QUEUE}image = 'a:latest'\n", ("m5ws.toml:6: ", "'clusters.a.image'", "sha256")),
+        (f"{_QUEUE}restarts = 10\n", ("m5ws.toml:1: ", "'clusters.a'", "needs image")),
+        (f"{_QUEUE}restarts = 10\n", ("m5ws.toml:6: ", "'clusters.a.restarts'", "9")),
+        (f"{_QUEUE}timeout_s = 59\n", ("m5ws.toml:6: ", "'clusters.a.timeout_s'", "60")),
+        (f"{_QUEUE}timeout_s = 300\n", ("m5ws.toml:6: ", "'clusters.a'", "above warn_s, which is 300")),
+        (f"{_QUEUE}hosts = ['b']\n", ("m5ws.toml:6: ", "'clusters.a.hosts'")),
         ("[store]\nregion = 'eu-west-1'\n", ("m5ws.toml:2: ", "'store.region'", "'store.url'", "s3://")),
         (
             "[store]\nurl = 's3://team/a'\nsse_kms_key = 'alias/a'\n",

@@ -114,6 +114,23 @@ def test_an_epoch_ends_once_and_its_samples_come_once(tmp_path: Path) -> None:
     assert list(loader) == epochs[2], "set_epoch of the epoch that begins changes nothing"
 
 
+def test_a_framework_reads_whole_epochs_however_it_ends_them(tmp_path: Path) -> None:
+    written.write_jsonl(tmp_path / "web", [_rows(50)])
+
+    def make() -> Loader:
+        return Loader(Source(dataset=Folder(tmp_path / "web")), batch_size=8, collate=list)
+
+    loader = make()
+    expected = [list(loader) for _ in range(3)]
+    counted, drained, broken = (make().dataloader() for _ in range(3))
+    assert [list(itertools.islice(counted, len(counted))) for _ in range(3)] == expected
+    assert [list(drained) for _ in range(3)] == expected
+    assert list(itertools.islice(broken, 3)) == expected[0][:3]
+    assert list(broken) == expected[0], "an iteration begins at the start of its epoch"
+    broken.set_epoch(2)
+    assert list(broken) == expected[2]
+
+
 def test_a_mixture_goes_to_an_epoch_by_planning_all_before_it(data: Path) -> None:
     read, jumped = (mixture.loader(data, 0, 1, 0) for _ in range(2))
     read.steps_per_epoch = jumped.steps_per_epoch = 5

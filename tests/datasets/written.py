@@ -1,4 +1,4 @@
-"""Data sets of each format in a folder, and a data set that reads them; what they contain is known without a loader."""
+"""Data sets of each format in a folder, written without the loader, and an open data set of such a folder."""
 
 import io
 import json

@@ -1,14 +1,16 @@
 """Fixtures of the flows: ranks are forks, except in tests that start m5ws as a process."""
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.machine import batch_queue, ssh_hosts
 from tests.support.machine import slurm as slurm_servers
-from tests.support.machine import ssh_hosts
 from tests.support.machine.agents import Agents
+from tests.support.machine.batch_queue import Queue
 from tests.support.machine.slurm import Slurm
 from tests.support.machine.ssh_hosts import Hosts
 from tests.support.ranks.base_runs import BaseRuns
@@ -67,6 +69,32 @@ engine = "hosts"
 hosts = ["box0", "box1"]
 master = "{hosts.addresses["box0"]}"
 scratch = "{tmp_path}/scratch-$M5WS_NODE"
+shared = ["{tmp_path}"]
+restarts = 2
+"""
+    return lambda workspace: _with(workspace, lines)
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
+    with batch_queue.running_in_namespaces(tmp_path_factory.mktemp("batch")) as running:
+        yield running
+
+
+@pytest.fixture
+def on_batch(tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Callable[[Workspace], Workspace]:
+    """A function that adds the queue of AWS Batch to a workspace, as the cluster `cloud`."""
+    for name, value in queue.environment.items():
+        monkeypatch.setenv(name, value)
+    lines = f"""
+[clusters.cloud]
+engine = "batch"
+queue = "{batch_queue.QUEUE}"
+image = "{batch_queue.IMAGE}"
+cpus_per_node = 2
+memory_mib = 4096
+python = "{sys.executable}"
+scratch = "{tmp_path}/scratch-$AWS_BATCH_JOB_NODE_INDEX"
 shared = ["{tmp_path}"]
 restarts = 2
 """

@@ -215,7 +215,7 @@ def test_a_job_that_is_warned_of_its_time_limit_starts_again_and_a_cancel_ends_i
     slurm.call("scancel", "--signal=USR2", job)
     wait_for(lambda: "PENDING|BeginTime" in slurm.call("squeue", "-h", "-j", job, "-o", "%T|%r"))
     shown = workspace.m5ws("show", run).stdout
-    assert "queued since" in shown and "(BeginTime)" in shown
+    assert "queued since" in shown and "because BeginTime" in shown
     # In the same second, Slurm still revokes the credential of the first start.
     slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now+5seconds")
     wait_for(_begun(workspace, run, 2, 5))

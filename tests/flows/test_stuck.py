@@ -30,12 +30,14 @@ _HEADER = ("| nodes | ranks | kind | cases | named | unknown | wrong |", "|---|-
 
 
 def _places(kind: str) -> list[str]:
-    lines = (SCRIPTS / "stuck.py").read_text().splitlines()
-    return [f"train.py:{number}" for number, line in enumerate(lines, 1) if _LINES[kind] in line]
+    files = {"train.py": "stuck.py", "hangs.py": "hangs.py"}
+    lines = ((name, *line) for name, of in files.items() for line in enumerate((SCRIPTS / of).open(), 1))
+    return [f"{name}:{number}" for name, number, line in lines if _LINES[kind] in line]
 
 
 def _workspace(root: Path, kind: str, culprit: int, world: int) -> Workspace:
     workspace = make_workspace(root, "stuck.py", nproc=world, run=f"stuck = {{floor_s = {_FLOOR_S}}}")
+    (workspace.root / "hangs.py").write_bytes((SCRIPTS / "hangs.py").read_bytes())
     workspace.edit("m5ws.toml", '["train.py"]', f'["train.py", "{kind}", "{culprit}"]')
     return workspace
 
@@ -76,6 +78,21 @@ def test_a_rank_that_hangs_is_named_and_no_process_is_left(tmp_path: Path, kind:
     assert "no progress for" in workspace.m5ws("show", run).stdout
     phases = [event.name for origin, event in ledger.read_events(workspace.repo, run, 1) if isinstance(event, Phase)]
     assert {"step", "evaluation", "save"} == set(phases)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("end", "kind"), [("finishes", "stuck"), ("fails", "script-error")])
+def test_a_process_that_does_not_end_after_its_script_is_ended_and_named(tmp_path: Path, end: str, kind: str) -> None:
+    workspace = make_workspace(tmp_path / "w", "lingering.py", run="stuck = {floor_s = 2, ceiling_s = 15}")
+    workspace.edit("m5ws.toml", '["train.py"]', f'["train.py", "{end}"]')
+    run = workspace.process("run", expect=1).stdout.split()[0]
+    assert run_processes.commands(run) == []
+    document = workspace.json("cause", run)
+    assert (document["cause"]["kind"], document["cause"]["rank"]) == (kind, "1")
+    assert [(stack["rank"], stack["phase"], stack["is_late"]) for stack in document["stacks"]] == [
+        (0, "exit", False),
+        (1, "exit", True),
+    ]
 
 
 @pytest.mark.long

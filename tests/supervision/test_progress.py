@@ -132,11 +132,28 @@ def test_a_phase_with_an_evaluation_inside_has_the_limit_of_its_own_name() -> No
     assert (waiting.phase, waiting.limit_s) == ("evaluation", 100)
 
 
-def test_a_rank_that_has_ended_is_not_late() -> None:
+def test_a_rank_that_has_ended_is_late_only_if_its_process_hangs_for_the_ceiling() -> None:
     clock = _clock()
     clock.take(RankEnded(rank=0))
-    clock.wait(4000)
+    for _ in range(200):
+        clock.wait(20)
+        clock.progress.note_activity("0", "processor", clock.now_s)  # As the watcher does for a process that has ended.
     assert not clock.late
+    clock.wait(1790)
+    assert not clock.late
+    clock.wait(20)
+    assert clock.late
+
+
+def test_a_rank_that_has_ended_does_not_change_the_limit_of_other_ranks() -> None:
+    clock = _clock()
+    clock.take(LOOP)
+    for number in range(1, 9):
+        clock.take(_step(number))
+        clock.wait(1)
+    clock.progress.take("1", STARTED, clock.now_s)
+    clock.progress.take("1", RankEnded(rank=1), clock.now_s)
+    assert {rank: each.limit_s for rank, each in clock.progress.look(clock.now_s).items()} == {"0": 60, "1": 1800}
 
 
 ACTIVITY: Any = [

@@ -97,7 +97,7 @@ def _judge(made: _Simulated, folder: Path) -> Iterator[str]:
     """Yield the facts that were found."""
     evidence = diagnosis.collect(made.repo, _RUN, 1, folder)
     cause = evidence.find(causes.builtin())
-    raw = {rank: ended.time_s for rank, ended in evidence.recorded.failures.items()}
+    raw = {str(rank): ended.time_s for rank, ended in evidence.recorded.failures.items()}
     skewed = msgspec.structs.replace(evidence, recorded=msgspec.structs.replace(evidence.recorded, ended_s=raw))
     uncorrected = skewed.find(causes.builtin())
     if uncorrected is not None and uncorrected.rank == str(made.rank):

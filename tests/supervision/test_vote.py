@@ -33,16 +33,45 @@ BACKWARD = (
     Frame(file="/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line=8, function="_engine_run_backward"),
     *WAITS[2:],
 )
+JOINS = Frame(file="/usr/lib/python3.11/threading.py", line=1, function="_shutdown")
 WORLDS = [(world, culprit) for world in (2, 3, 4, 16) for culprit in range(world)]
 
 
 def _stack(
-    rank: int, frames: tuple[Frame, ...] = WAITS, *, step: int = 9, state: str = "S", problem: str | None = None
+    rank: int,
+    frames: tuple[Frame, ...] = WAITS,
+    *,
+    step: int = 9,
+    state: str = "S",
+    problem: str | None = None,
+    phase: str = "step",
+    is_late: bool = True,
 ) -> RankStack:
     return RankStack(
-        rank=rank, host=f"n{rank // 8}", pid=100 + rank, step=step, phase="step", waited_s=61.0, limit_s=60.0,
-        is_late=True, state=state, frames=frames, problem=problem,
+        rank=rank, host=f"n{rank // 8}", pid=100 + rank, step=step, phase=phase, waited_s=61.0, limit_s=60.0,
+        is_late=is_late, state=state, frames=frames, problem=problem,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("world", "culprit"), WORLDS)
+@pytest.mark.parametrize(("state", "frames", "rule"), [("gone", (), "process"), ("S", (JOINS,), "collective")])
+def test_a_rank_after_its_script_is_named_if_the_others_wait_in_a_collective(
+    world: int, culprit: int, state: str, frames: tuple[Frame, ...], rule: str
+) -> None:
+    stacks = [_stack(rank) for rank in range(world)]
+    stacks[culprit] = _stack(culprit, frames, state=state, phase="exit", is_late=False)
+    found = vote.vote(stacks, world)
+    assert (found.ranks, found.rule) == ((culprit,), rule)
+
+
+@pytest.mark.parametrize(("world", "culprit"), WORLDS)
+def test_a_process_that_does_not_end_is_named_and_ended_processes_are_not(world: int, culprit: int) -> None:
+    stacks = [_stack(rank, (), state="gone", phase="exit", is_late=False) for rank in range(world)]
+    stacks[culprit] = _stack(culprit, (JOINS,), phase="exit")
+    found = vote.vote(stacks, world)
+    assert (found.ranks, found.rule) == ((culprit,), "exit")
+    stacks[culprit] = _stack(culprit, LOADS, phase="end")
+    assert vote.vote(stacks, world).ranks == (() if world > 1 else (0,))
 
 
 @pytest.mark.parametrize(("world", "culprit"), WORLDS)

@@ -106,6 +106,8 @@ def test_a_finished_run_is_delivered_whole(repo: Repository, run: Run, tracker: 
     assert next(tag.value for tag in datasets["data"].tags if tag.key == "m5ws.tree").startswith(
         datasets["data"].dataset.digest
     )
+    for each in datasets.values():
+        assert {tag.key: tag.value for tag in each.tags}["mlflow.data.context"] == "training"
     (model,) = client.search_logged_models(
         [page.info.experiment_id], filter_string=f"tags.`m5ws.snapshot_id` LIKE '{run.snapshot[:12]}%'"
     )

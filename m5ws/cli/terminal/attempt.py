@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from m5ws.cli import environment
-from m5ws.cli.terminal import interrupt, output, run_end
+from m5ws.cli.terminal import data, interrupt, output, run_end
 from m5ws.cli.terminal.run_progress import RunProgress
 
 if TYPE_CHECKING:
@@ -30,9 +30,13 @@ def execute(ports: "Ports", plan: "AttemptPlan", env: tuple[str, ...], *, enable
     A scheduler starts the attempts of a job. Raises as `start` does.
     """
     from m5ws.attempts import restarting
+    from m5ws.data import prefetching
 
     if not as_json:
         output.echo(plan.run.id)
+    if ports.files is not None:
+        for use, _ in prefetching.uses(ports.repo, plan.run.snapshot, ports.files):
+            output.print_note(data.describe(use))
     restarts = 0
     with interrupt.on_signals():
         result = _execute(ports, plan, env, enabled=enabled)

@@ -7,6 +7,8 @@ is published before its writer reads the state of the run.
 
 import os
 
+import blake3
+
 from m5ws import secret_gate
 from m5ws.records.job import Cancel, Job
 from m5ws.repository import bindings
@@ -24,6 +26,11 @@ def prefix(run_id: str) -> str:
 def new_name(run_id: str) -> str:
     """Return a new name of a job: of the run, and different from the names of its other jobs."""
     return f"m5ws-{run_id}-{os.urandom(4).hex()}"
+
+
+def next_name(job: Job) -> str:
+    """Return the name of the job that takes the place of a job. There is one: two submitters make no two jobs."""
+    return f"m5ws-{job.run}-{blake3.blake3(job.name.encode()).hexdigest()[:8]}"
 
 
 def publish(repo: Repository, job: Job) -> Job:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from m5ws import secret_scan
 from m5ws.errors import M5Error
 from m5ws.tracking.mlflow import migrations
 from m5ws.tracking.mlflow.follower import limit_requests
@@ -17,7 +18,10 @@ class TrackerError(M5Error):
     """MLflow did not answer, or refused the request."""
 
     exit_code = 3
-    hint = "Check that the server of [mlflow] tracking_uri in m5ws.toml is up."
+    hint = (
+        "Check that the server is up, its address in m5ws.toml ([mlflow] tracking_uri) or --to, and the variables "
+        "MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_SERVER_CERT_PATH."
+    )
 
 
 @contextmanager
@@ -34,7 +38,7 @@ def client(tracking_uri: str) -> Iterator[Any]:
     try:
         yield MlflowClient(tracking_uri)
     except (MlflowException, RequestException, SQLAlchemyError) as error:
-        raise TrackerError(f"MLflow at {tracking_uri}: {error}") from error
+        raise TrackerError(secret_scan.masked(f"MLflow at {tracking_uri}: {error}")) from error
 
 
 def is_missing(tracking_uri: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from m5ws import locks
+from m5ws.progress import Progress, report
 from m5ws.records.ledger import (
     AnyEvent,
     AttemptEnded,
@@ -32,10 +33,10 @@ from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.references import runs
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
-from m5ws.tracking.interface import TRACKED, UNTOLD
+from m5ws.tracking.interface import TRACKED, UNTOLD, SyncReport
 from m5ws.tracking.mlflow import tags
 from m5ws.tracking.mlflow.metrics import Point, Points
-from m5ws.tracking.mlflow.uri import artifacts_dir
+from m5ws.tracking.mlflow.uri import artifacts_dir, database
 
 _MOST_POINTS = 1000
 """Points that are tried at once. One call takes 1,000 metrics."""
@@ -83,6 +84,37 @@ class Follower:
         self._described: object = None
         self._listed = 0
         self.refused: list[str] = []
+        self._progress: Progress | None = None
+
+    def replay(self, *, dry_run: bool, progress: Progress | None = None) -> SyncReport:
+        """Deliver the whole run, and return the numbers of records that MLflow lacked. `dry_run` changes nothing."""
+        from m5ws.tracking.mlflow.run_page import RunPage, find
+
+        for attempt, rank, event in self._tail.poll():
+            with self._skipping(f"an event of rank {rank}"):
+                self._take(attempt, rank, event)
+        self._queue.extend(self._points.take(self._skipping))
+        subject, uri = tags.load(self._repo, self._options.run), self._options.tracking_uri
+        snapshot, path = subject.snapshot, database(uri)
+        # A request would create an embedded store.
+        client = self._connect(uri) if path is None or path.exists() else None
+        pages = find(client, subject.run.id) if client is not None else []
+        lacked = len(self._queue), len(self._checkpoints), len(snapshot.datasets) + len(snapshot.remote)
+        if pages:
+            lacked = RunPage(client, pages[0]).lacks(subject, [*self._queue], self._checkpoints)
+        steps, models, datasets = lacked
+        if not dry_run:
+            self._progress = progress
+            self.advance(last=True, look=False)
+            pages = find(client, subject.run.id)
+        return SyncReport(
+            run=subject.run.id,
+            page=next(iter(pages), None),
+            steps=steps,
+            models=models,
+            datasets=datasets,
+            refused=tuple(self.refused),
+        )
 
     def advance(self, *, last: bool = False, look: bool = True) -> None:
         """Read new events if `look`, and deliver all. `last`: the supervisor has ended, so nothing follows."""
@@ -166,7 +198,9 @@ class Follower:
         if not self._ended and not last:
             page.settle("RUNNING", None)
         self._describe(page, subject, last)
+        total = len(self._queue)
         while self._queue:
+            report(self._progress, "sending steps to MLflow", total - len(self._queue), total)
             for _ in range(self._send(page, [*itertools.islice(self._queue, _MOST_POINTS)])):
                 self._queue.popleft()
         # Checkpoints come last, because hundreds of them take seconds.

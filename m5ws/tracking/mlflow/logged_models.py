@@ -43,6 +43,12 @@ class Models:
             links.append((model.model_id, last_step if isinstance(result, OutputsStored) else result.step))
         self._link(links)
 
+    def count_missing(self, run: Run, results: Sequence[RunResult]) -> int:
+        """Return the number of checkpoints and output files that are no models linked to the page."""
+        known = self._ask(run)
+        linked = {record for record, model in known.items() if model.model_id in self._linked}
+        return len({_record(result) for result in results} - linked)
+
     def _ask(self, run: Run) -> dict[Digest, Any]:
         """Return MLflow's models by their checkpoint's digest, and remember the models that the page lists."""
         if self._known is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from m5ws.records.run import Run
+from m5ws.records.snapshot import Dataset, RemoteDataset
 from m5ws.records.verdict import JointVerdict, Verdict
 from m5ws.repository.repository import Repository
 from m5ws.tracking.mlflow import description
@@ -23,6 +24,7 @@ from m5ws.tracking.mlflow.tags import RUN_TAG, Subject
 
 DELIVERED_TAG = "m5ws.delivered"
 """Attempt and step of the last point, as `attempt:step`, written in the same call as the point's metrics."""
+AnyDataset = Dataset | RemoteDataset
 _NOTHING: Position = (0, 0)
 _KIND = {"mlflow.experimentKind": "custom_model_development"}
 """With this tag MLflow's UI shows the runs as training, and not as calls of a language model."""
@@ -126,26 +128,36 @@ class RunPage:
         for group in _groups(added, _PARAMS):
             self._client.log_batch(run.info.run_id, params=group)
 
-    def _log_datasets(self, run: Any, subject: Subject) -> None:
-        """List the datasets. MLflow has 36 characters of a digest, and the tags have all of it."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
+    def lacks(self, subject: Subject, points: Sequence[Point], results: Sequence[RunResult]) -> tuple[int, int, int]:
+        """Return the numbers of points, of results and of datasets that the page lacks. Only reads."""
+        missing = sum(point.position > self.position for point in points)
+        return missing, self._models.count_missing(subject.run, results), len(_missing_datasets(self._run, subject))
 
-        logged = (
-            {(dataset.dataset.name, dataset.dataset.digest) for dataset in run.inputs.dataset_inputs}
-            if run.inputs
-            else set()
-        )
-        inputs = []
-        for dataset in subject.snapshot.datasets:
-            full = dataset.hash or dataset.tree
-            name, digest = dataset.name[:_TAG_CHARACTERS], full if len(full) <= _DIGEST_CHARACTERS else full[:32]
-            about = {"digest": full, "tree": dataset.tree, "kind": dataset.kind, "size_bytes": str(dataset.size_bytes)}
-            source = f"m5ws:snapshot/{subject.run.snapshot}/data/{dataset.name}"
-            if (name, digest) not in logged:
-                tags = [InputTag(f"m5ws.{key}", value[:_TAG_CHARACTERS]) for key, value in about.items()]
-                inputs.append(DatasetInput(Dataset(name=name, digest=digest, source_type="m5ws", source=source), tags))
-        for group in _groups(inputs, _METRICS):
+    def _log_datasets(self, run: Any, subject: Subject) -> None:
+        for group in _groups(_missing_datasets(run, subject), _METRICS):
             self._client.log_inputs(run.info.run_id, datasets=group)
+
+
+def _missing_datasets(run: Any, subject: Subject) -> list[Any]:
+    """Return the datasets that are no inputs of an MLflow run. MLflow has 36 characters of a digest, the tags all."""
+    from mlflow import entities
+
+    logged = {(each.dataset.name, each.dataset.digest) for each in run.inputs.dataset_inputs} if run.inputs else set()
+    snapshot, inputs = subject.snapshot, []
+    of_snapshot = f"m5ws:snapshot/{subject.run.snapshot}/data/"
+    datasets: list[tuple[AnyDataset, str, dict[str, str]]]
+    datasets = [(each, f"{of_snapshot}{each.name}", {"tree": each.tree}) for each in snapshot.datasets]
+    datasets += [(each, each.url, {"manifest": each.manifest}) for each in snapshot.remote]
+    for dataset, source, known in datasets:
+        full = dataset.hash or next(iter(known.values()))
+        name, digest = dataset.name[:_TAG_CHARACTERS], full if len(full) <= _DIGEST_CHARACTERS else full[:32]
+        about = {"digest": full, "kind": dataset.kind, "size_bytes": str(dataset.size_bytes), **known}
+        if (name, digest) not in logged:
+            tags = [entities.InputTag(f"m5ws.{key}", value[:_TAG_CHARACTERS]) for key, value in about.items()]
+            tags.append(entities.InputTag("mlflow.data.context", "training"))
+            entry = entities.Dataset(name=name, digest=digest, source_type="m5ws", source=source)
+            inputs.append(entities.DatasetInput(entry, tags))
+    return inputs
 
 
 def find(client: Any, run_id: str) -> list[str]:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from m5ws import locks
-from m5ws.tracking.interface import FOLLOWED, LoggedResults
+from m5ws.progress import Progress
+from m5ws.tracking.interface import FOLLOWED, LoggedResults, SyncReport
 from m5ws.tracking.mlflow import process
 from m5ws.tracking.mlflow.follower import Follower, FollowerOptions
 from m5ws.tracking.mlflow.migrations import announce, installed, migrate
@@ -115,6 +116,14 @@ class Mlflow:
 
         with client(self.tracking_uri):
             Follower(self.options(run, once=True)).judge()
+
+    def sync(self, run: str, *, dry_run: bool, progress: Progress | None) -> SyncReport:
+        from m5ws.tracking.mlflow.client import client
+
+        if not dry_run:
+            self.migrate()
+        with client(self.tracking_uri):
+            return Follower(self.options(run, once=True)).replay(dry_run=dry_run, progress=progress)
 
     def logged(self, run: str) -> LoggedResults:
         from m5ws.tracking.mlflow import logged_results

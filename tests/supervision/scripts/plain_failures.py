@@ -211,7 +211,12 @@ def _own_exception() -> None:
         raise TrainingError("a batch has no labels") from error
 
 
+def _no_launcher() -> None:
+    os.environ["LOCAL_RANK"]
+
+
 CASES: dict[str, Callable[[], object]] = {
+    "launcher-missing": _no_launcher,
     "import-error.module": _import_error,
     "import-error.name": _missing_name,
     "missing-file": _missing_file,

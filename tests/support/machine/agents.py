@@ -15,7 +15,7 @@ from tests.support.workspace import command_line
 from tests.support.workspace.workspaces import Workspace
 
 NODES = 2
-_LIMIT_S = 240.0
+_LIMIT_S = 900.0
 
 
 def _free_port() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tests.conftest import loud_skip
+from tests.support.machine import namespaces
 from tests.support.waiting import wait_for
 
 PROGRAMS = ("ip", "ssh", "ssh-keygen", "sshd")
@@ -56,20 +57,17 @@ def running(folder: Path, count: int = 2) -> Iterator[Hosts]:
     if os.getuid() != 0:
         loud_skip("no hosts by ssh: network namespaces need root")
     for name in ("host_key", "user_key"):
-        _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
+        namespaces.call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
     for name in ("home", "bin"):
         (folder / name).mkdir()
     Path("/run/sshd").mkdir(exist_ok=True)
     tag, net = f"m5t{os.getpid() % 100_000}", f"198.18.{os.getpid() % 250}"
     with ExitStack() as stack:
-        _call("ip", "link", "add", tag, "type", "bridge")
-        stack.callback(_call, "ip", "link", "del", tag)
-        _call("ip", "address", "add", f"{net}.1/24", "dev", tag)
-        _call("ip", "link", "set", tag, "up")
+        namespaces.make_bridge(stack, tag, f"{net}.1/24")
         addresses = {f"box{number}": f"{net}.{number + 2}" for number in range(count)}
         spaces = {name: f"{tag}-{name}" for name in addresses}
         for number, (name, address) in enumerate(addresses.items()):
-            _connect(stack, spaces[name], tag, f"{tag}v{number}", address)
+            namespaces.connect(stack, spaces[name], tag, f"{tag}v{number}", address)
             settings = folder / f"sshd-{name}"
             settings.write_text(_SERVER.format(address=address, folder=folder))
             command = ["ip", "netns", "exec", spaces[name], shutil.which("sshd") or "sshd", "-D", "-f", str(settings)]
@@ -88,22 +86,3 @@ def running(folder: Path, count: int = 2) -> Iterator[Hosts]:
 
 def _answers(program: Path, name: str) -> bool:
     return subprocess.run([program, name, "true"], capture_output=True, check=False).returncode == 0
-
-
-def _connect(stack: ExitStack, namespace: str, bridge: str, link: str, address: str) -> None:
-    """Create a network namespace with an address, on a bridge."""
-    _call("ip", "netns", "add", namespace)
-    stack.callback(_call, "ip", "netns", "del", namespace)
-    _call("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-    _call("ip", "link", "set", link, "master", bridge, "up")
-    for words in (
-        ("address", "add", f"{address}/24", "dev", "eth0"),
-        ("link", "set", "eth0", "up"),
-        ("link", "set", "lo", "up"),
-    ):
-        _call("ip", "-n", namespace, *words)
-
-
-def _call(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{words}: {done.stderr}"

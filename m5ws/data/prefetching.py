@@ -1,0 +1,84 @@
+"""Remote datasets of a snapshot on this machine: their bytes, the missing bytes, and the bytes that cross regions.
+
+No region is guessed. The region of a bucket is in the URL, as its server reported it at the snapshot. The region of
+this machine is the region that its AWS settings name.
+"""
+
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from m5ws.data.remote import RemoteFiles
+from m5ws.errors import MissingExtra
+from m5ws.progress import Progress, report
+from m5ws.records.base import Digest
+from m5ws.records.snapshot import Manifest
+from m5ws.repository import concurrency
+from m5ws.repository.references import snapshots
+from m5ws.repository.repository import Repository
+
+_SPARE = 16
+"""Eviction leaves this fraction (1/16) of a cache free."""
+
+
+class RemoteUse(msgspec.Struct, frozen=True, kw_only=True):
+    """A remote dataset: its files and bytes, the files and bytes that the cache lacks, and regions; None: unknown."""
+
+    name: str
+    url: str
+    files: int
+    size_bytes: int
+    missing: int
+    missing_bytes: int
+    region: str | None
+    here: str | None
+    fits: bool
+
+    @property
+    def crossing_bytes(self) -> int | None:
+        """Bytes that come from another region; 0 for a folder, None if a region is unknown."""
+        if "://" not in self.url:
+            return 0
+        if self.region is None or self.here is None:
+            return None
+        return self.missing_bytes if self.region != self.here else 0
+
+
+def uses(repo: Repository, snapshot_id: Digest, cache: tuple[Path, int]) -> list[tuple[RemoteUse, RemoteFiles]]:
+    """Return the remote datasets of a snapshot, as this machine reads them. Asks no remote."""
+    found = []
+    for remote in snapshots.load(repo, snapshot_id).remote:
+        files = RemoteFiles(remote, repo.objects.get_record(remote.manifest, Manifest), *cache)
+        missing = {file.digest: file.size_bytes for file in files.missing()}
+        is_s3 = remote.url.startswith("s3://")
+        use = RemoteUse(
+            name=remote.name,
+            url=remote.url,
+            files=remote.files,
+            size_bytes=remote.size_bytes,
+            missing=len(missing),
+            missing_bytes=sum(missing.values()),
+            region=next(iter(parse_qs(urlsplit(remote.url).query).get("region", ())), None) if is_s3 else None,
+            here=_here(remote.url) if is_s3 else None,
+            fits=remote.size_bytes <= cache[1] - cache[1] // _SPARE,
+        )
+        found.append((use, files))
+    return found
+
+
+def fetch(files: RemoteFiles, progress: Progress | None = None) -> None:
+    """Download the missing files of a dataset in parallel, each verified. Raises as `RemoteFiles.fetch`."""
+    missing = files.missing()
+    total, done = sum(file.size_bytes for file in missing), 0
+    for file, _ in zip(missing, concurrency.for_each(lambda file: files.fetch(file.path), missing), strict=True):
+        done += file.size_bytes
+        report(progress, f"fetching {files.remote.name}", done, total)
+
+
+def _here(url: str) -> str | None:
+    try:
+        from m5ws.store.s3.files import S3Files
+    except ModuleNotFoundError as error:
+        raise MissingExtra("a dataset in S3", "s3") from error
+    return S3Files(url).here

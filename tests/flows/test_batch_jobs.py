@@ -1,0 +1,141 @@
+"""Jobs of AWS Batch on moto's API, with a network namespace for each node. Nothing of this ran on AWS."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m5ws.repository.fsck import fsck
+from m5ws.repository.ledger import ledger
+from m5ws.repository.references import checkpoints, jobs
+from m5ws.runs import state
+from tests.support.machine import batch_queue
+from tests.support.machine.batch_queue import Queue
+from tests.support.waiting import wait_for
+from tests.support.workspace.workspaces import Workspace, make_workspace
+
+pytestmark = pytest.mark.services
+
+
+def _states(workspace: Workspace, run: str) -> Any:
+    """Return the contents of a run's checkpoints, and the fingerprints of all ranks after each step."""
+    found = workspace.history(run)
+    states = {
+        rank: {step: (value.tensors, value.generators) for step, value in series.items()}
+        for rank, series in found.states.items()
+    }
+    return found.contents, states
+
+
+@pytest.mark.soak
+def test_two_nodes_of_two_ranks_have_the_bits_of_one_machine_and_are_reproduced_there(
+    tmp_path: Path, on_batch: Callable[[Workspace], Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=2))
+    run = workspace.json("run", "--on", "cloud", "--nodes", "2")["run"]["id"]
+    assert workspace.json("wait", run)["standing"] == "finished"
+    alone = workspace.json("run", "--nproc", "4")["run"]["id"]
+    expected = _states(workspace, alone)
+    assert expected[1].keys() == {0, 1, 2, 3} and _states(workspace, run) == expected
+    assert [start.node for start in ledger.node_starts(workspace.repo, run, 1)] == [0, 1]
+    # Outside of the image, nothing is comparable.
+    assert workspace.json("reproduce", run, expect=2)["outcome"] == "not comparable"
+    monkeypatch.setenv("M5WS_CONTAINER_IMAGE", batch_queue.IMAGE)
+    assert workspace.json("reproduce", run)["outcome"] == "reproduced"
+    assert fsck.check(workspace.repo, read_data=True).damage == ()
+
+
+def test_a_dead_child_node_ends_the_attempt_and_the_job_continues_from_a_checkpoint(
+    tmp_path: Path, queue: Queue, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.5")
+    workspace.edit("config.yaml", "steps: 10", "steps: 14")
+    submitted = workspace.json("run", "--on", "cloud", "--nodes", "2")
+    run, name = submitted["run"]["id"], submitted["job"]["name"]
+    wait_for(lambda: _last_step(workspace, run) >= 5)
+    os.kill(int((queue.folder / f"{name}-1-1.pid").read_text()), signal.SIGKILL)
+    killed_s = time.time()
+    assert workspace.json("wait", run)["standing"] == "finished"
+    first, second = state.load(workspace.repo, run).attempts
+    assert first.reason is not None and first.reason.kind == "node lost" and first.ended_s is not None
+    print(f"the attempt ended {first.ended_s - killed_s:.1f} s after the kill")
+    assert second.resume is not None and checkpoints.step_of(second.resume) >= 4
+    wait_for(lambda: queue.describe(submitted["id"])["status"] == "SUCCEEDED")
+    attempts = queue.describe(submitted["id"])["attempts"]
+    assert len(attempts) == 2
+    print(f"Batch saw its end {attempts[0]['stoppedAt'] / 1000 - killed_s:.1f} s after the kill")
+    assert fsck.check(workspace.repo).damage == ()
+
+
+def test_a_failed_script_on_a_child_node_fails_the_job_once(
+    tmp_path: Path, queue: Queue, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    workspace.edit("train.py", "step.next_batch()", "step.next_batch() if rank == 0 else 1 / 0")
+    submitted = workspace.json("run", "--on", "cloud", "--nodes", "2")
+    assert workspace.json("wait", submitted["run"]["id"], expect=1)["standing"] == "failed"
+    wait_for(lambda: queue.describe(submitted["id"])["status"] == "FAILED")
+    assert len(queue.describe(submitted["id"])["attempts"]) == 1
+
+
+def test_a_waiting_job_is_shown_with_its_reason_and_removed_by_a_cancel(
+    tmp_path: Path, queue: Queue, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    dry = json.loads(workspace.m5ws("run", "--on", "cloud", "--dry-run").stdout)
+    assert dry["definition"]["type"] == "multinode" and not list(workspace.repo.store.list(jobs.PREFIX))
+    assert "batch accepts jobs of 1 node" in workspace.m5ws("doctor", expect=None).stdout
+    queue.hold("CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY")
+    try:
+        submitted = workspace.json("run", "--on", "cloud")
+        run = submitted["run"]["id"]
+        wait_for(lambda: "because CAPACITY" in workspace.m5ws("show", run).stdout)
+        shown = workspace.m5ws("show", run).stdout
+        assert "queued since" in shown and "INSUFFICIENT_INSTANCE_CAPACITY; place 1 in the queue" in shown
+        assert workspace.json("cancel", run)["unqueued"] == [submitted["job"]["name"]]
+        wait_for(lambda: queue.describe(submitted["id"])["status"] == "FAILED")
+    finally:
+        queue.release()
+    assert workspace.json("wait", run, expect=130)["standing"] == "created"
+    assert not ledger.attempts(workspace.repo, run)
+
+
+def test_a_job_without_nodes_moves_to_the_next_region_and_its_late_agents_begin_nothing(
+    tmp_path: Path, queue: Queue, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    with (workspace.root / "m5ws.toml").open("a") as settings:
+        settings.write(f'elsewhere = [{{ queue = "{batch_queue.QUEUE}", region = "{batch_queue.AWAY}" }}]\n')
+    queue.hold("CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY")
+    try:
+        submitted = workspace.json("run", "--on", "cloud", "--nodes", "2", "--env", "warn")
+        run, first = submitted["run"]["id"], submitted["job"]
+        waited = workspace.m5ws("wait", run)
+        assert f"in queue {batch_queue.QUEUE} of {batch_queue.AWAY}" in waited.stderr
+        assert queue.describe(submitted["id"])["status"] == "FAILED" and not queue.describe(submitted["id"])["attempts"]
+    finally:
+        queue.release()
+    before, then = jobs.of_run(workspace.repo, run)
+    assert (before.name, then.name) == (first["name"], jobs.next_name(before)) and then.options == ("--env", "warn")
+    (attempt,) = state.load(workspace.repo, run).attempts
+    assert attempt.standing == "finished"
+    # An agent of the first job that its region starts late.
+    (override,) = json.loads(before.script)["job"]["nodeOverrides"]["nodePropertyOverrides"]
+    command = override["containerOverrides"]["command"]
+    place = {"M5WS_NODE": "0", "M5WS_NODES": "2", "M5WS_MASTER": "127.0.0.1:29000", "M5WS_JOB": "late"}
+    place["AWS_BATCH_JOB_NODE_INDEX"] = "0"
+    late = subprocess.run(command, env=os.environ | place, capture_output=True, text=True, timeout=240)
+    assert late.returncode == 130 and "was cancelled" in late.stderr
+    assert ledger.attempts(workspace.repo, run) == [1] and fsck.check(workspace.repo).damage == ()
+
+
+def _last_step(workspace: Workspace, run: str) -> int:
+    newest = state.load_newest(workspace.repo, run).newest
+    return newest.last_step if newest is not None else 0

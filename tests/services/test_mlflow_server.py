@@ -1,0 +1,190 @@
+"""Runs on a real MLflow server on PostgreSQL, behind its own passwords and TLS, in outages and by `m5ws sync`.
+
+Each page equals the page of an undisturbed run on SQLite, field by field and metric by metric.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from mlflow import MlflowClient
+
+from m5ws.records.run import Run
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
+from m5ws.tracking.mlflow.client import TrackerError
+from m5ws.tracking.mlflow.follower import Follower
+from m5ws.tracking.mlflow.tracker import Mlflow
+from tests.conftest import loud_skip
+from tests.support.machine import postgres
+from tests.support.network.gate import PASSWORD, USER, Gate
+from tests.support.records import mlflow_runs as written
+from tests.support.records.mlflow_pages import page_content
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.services
+
+_PARTS = (range(1, 61), range(61, 181), range(181, 361))
+_WORDS = ("-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=127.0.0.1")
+
+
+class _Site(msgspec.Struct):
+    """A server, a store, and the content of the page of an undisturbed run on SQLite."""
+
+    gate: Gate
+    repo: Repository
+    snapshot: str
+    tracker: Mlflow
+    whole: Any = None
+
+    def begin(self) -> Run:
+        run = written.publish_run(self.repo, self.snapshot, created_s=1.7e9)
+        written.begin(self.repo, run)
+        return run
+
+    def train(self, run: Run, part: range) -> None:
+        written.train(self.repo, run, part)
+        written.checkpoint(self.repo, run, part[-1])
+
+    def run(self) -> Run:
+        run = self.begin()
+        for part in _PARTS:
+            self.train(run, part)
+        written.end(self.repo, run)
+        return run
+
+    def content(self, run: Run, tracker: Mlflow | None = None) -> Any:
+        return page_content(MlflowClient((tracker or self.tracker).tracking_uri), run)
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """TLS before `mlflow server --app-name basic-auth` on PostgreSQL, with the variables of a client."""
+    if (programs := postgres.programs()) is None:
+        loud_skip(f"MLflow's server on PostgreSQL: no PostgreSQL is installed (apt-get install {postgres.PACKAGE})")
+    assert programs is not None
+    folder = tmp_path_factory.mktemp("server")
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(folder / "key"), "-out", str(folder / "ca.pem")]
+    subprocess.run(["openssl", "req", *_WORDS, *names], check=True, capture_output=True)
+    pair = folder / "pair.pem"
+    pair.write_text((folder / "ca.pem").read_text() + (folder / "key").read_text())
+    (folder / "auth.ini").write_text(
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{folder}/auth.db\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        f"admin_username = {USER}\nadmin_password = {PASSWORD}\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-P", "-m", "mlflow", "server", "--app-name", "basic-auth", "--workers", "1"]
+    argv += ["--port", str(port), "--artifacts-destination", str(folder / "artifacts")]
+    own = {"MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"), "MLFLOW_FLASK_SERVER_SECRET_KEY": "k" * 32}
+    own |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with postgres.server(programs) as address, open(folder / "log", "wb") as log:
+        environment = os.environ | own | {"MLFLOW_BACKEND_STORE_URI": address}
+        process = subprocess.Popen(argv, env=environment, cwd=folder, stdout=log, stderr=log)
+        try:
+            wait_for(lambda: process.poll() is not None or _is_up(port))
+            assert process.poll() is None, (folder / "log").read_text()[-2000:]
+            with Gate(port, asks=False, certificate=pair) as gate, pytest.MonkeyPatch.context() as patch:
+                patch.setenv("MLFLOW_TRACKING_USERNAME", USER)
+                patch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+                patch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", str(folder / "ca.pem"))
+                patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+                yield gate
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _is_up(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def site(gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> _Site:
+    home = tmp_path_factory.mktemp("home")
+    repo = Repository.create(LocalStore(home / "store", durable=False))
+    tracker = Mlflow(gate.url, "pages", repo.store.url, home / "runs")
+    snapshot = written.publish_snapshot(repo, home / "source")
+    site = _Site(gate=gate, repo=repo, snapshot=snapshot, tracker=tracker)
+    embedded = Mlflow(f"sqlite:///{home}/mlflow.db", "pages", repo.store.url, home / "others")
+    embedded.migrate()
+    run = site.run()
+    Follower(embedded.options(run.id, once=True)).advance(last=True)
+    site.whole = site.content(run, embedded)
+    return site
+
+
+@pytest.mark.parametrize("fault", ["is_down", pytest.param("fails", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param((True, False, False), id="at the start", marks=pytest.mark.soak),
+        pytest.param((False, True, False), id="in the middle"),
+        pytest.param((True, True, True), id="until the end", marks=pytest.mark.soak),
+    ],
+)
+def test_a_page_after_an_outage_equals_the_page_of_an_undisturbed_run(
+    site: _Site, fault: str, when: tuple[bool, bool, bool]
+) -> None:
+    run = site.begin()
+    follower = Follower(site.tracker.options(run.id))
+    for part, is_out in zip(_PARTS, when, strict=True):
+        site.train(run, part)
+        setattr(site.gate, fault, is_out)
+        try:
+            if is_out:
+                with pytest.raises(Exception, match=r"500|Max retries|API request"):
+                    follower.advance()
+            else:
+                follower.advance()
+        finally:
+            setattr(site.gate, fault, False)
+    written.end(site.repo, run)
+    follower.advance(last=True)
+    assert site.content(run) == site.whole and not follower.refused
+
+
+def test_a_sync_replays_a_run_once_and_an_interrupted_sync_is_completed(site: _Site) -> None:
+    run = site.run()
+    missing = site.tracker.sync(run.id, dry_run=True, progress=None)
+    assert (missing.page, missing.steps, missing.models, missing.datasets) == (None, 360, 3, 2)
+
+    def fail(activity: str, done: int, total: int) -> None:
+        site.gate.fails = done > 0
+
+    try:
+        with pytest.raises(TrackerError, match="500"):
+            site.tracker.sync(run.id, dry_run=False, progress=fail)
+    finally:
+        site.gate.fails = False
+    rest = site.tracker.sync(run.id, dry_run=False, progress=None)
+    assert 0 < rest.steps < 360 and rest.models == 3
+    assert site.content(run) == site.whole
+    again = site.tracker.sync(run.id, dry_run=False, progress=None)
+    assert (again.page, again.steps, again.models, again.datasets) == (rest.page, 0, 0, 0)
+    assert site.content(run) == site.whole
+
+
+def test_a_wrong_password_and_an_unknown_authority_are_errors_without_the_password(
+    site: _Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = site.run()
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "not-the-pass-phrase")
+    with pytest.raises(TrackerError, match="401") as refused:
+        site.tracker.sync(run.id, dry_run=True, progress=None)
+    assert "not-the-pass-phrase" not in str(refused.value)
+    monkeypatch.delenv("MLFLOW_TRACKING_SERVER_CERT_PATH")
+    with pytest.raises(TrackerError, match="CERTIFICATE_VERIFY_FAILED") as unknown:
+        site.tracker.sync(run.id, dry_run=True, progress=None)
+    assert "MLFLOW_TRACKING_SERVER_CERT_PATH" in unknown.value.hint

@@ -1,0 +1,139 @@
+"""A queue of AWS Batch on this machine (batch_server.py). Its nodes are network namespaces, or share the machine's."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.conftest import loud_skip
+from tests.support.machine import namespaces
+from tests.support.s3.s3_servers import ENVIRONMENT
+
+QUEUE = "train"
+HOME, AWAY = ENVIRONMENT["AWS_DEFAULT_REGION"], "us-east-1"
+"""The region of a client without another region, and another region. Both have the queue."""
+IMAGE = f"registry.example.org/train@sha256:{'a' * 64}"
+_START_S = 60.0
+_LOOPBACK: list[tuple[str, list[str]]] = [("127.0.0.1", [])]
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """A running queue. `folder` has the output and the process id of each node, and files that change the queue."""
+
+    folder: Path
+    endpoint: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a client."""
+        return ENVIRONMENT | {"AWS_ENDPOINT_URL_BATCH": self.endpoint}
+
+    def client(self, service: str = "batch", region: str = HOME) -> Any:
+        import boto3
+
+        return boto3.client(
+            service,
+            endpoint_url=self.endpoint,
+            region_name=region,
+            aws_access_key_id=ENVIRONMENT["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+        )
+
+    def describe(self, job: str, region: str = HOME) -> Any:
+        """Return a job, as Batch describes it."""
+        return self.client(region=region).describe_jobs(jobs=[job])["jobs"][0]
+
+    def output(self, name: str, attempt: int, node: int) -> str:
+        return (self.folder / f"{name}-{attempt}-{node}.log").read_text(errors="replace")
+
+    def hold(self, reason: str) -> None:
+        """Have all jobs of the home region wait, for a reason."""
+        (self.folder / f"hold-{HOME}").write_text(reason)
+
+    def release(self) -> None:
+        (self.folder / f"hold-{HOME}").unlink()
+
+    def lose_an_instance(self) -> None:
+        """End the attempt that runs as AWS does when it loses an instance."""
+        (self.folder / "lost").touch()
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Queue]:
+    """Yield a queue whose nodes share the network of this machine."""
+    with _serving(folder, _LOOPBACK * 4) as queue:
+        yield queue
+
+
+@contextmanager
+def running_in_namespaces(folder: Path, nodes: int = 2) -> Iterator[Queue]:
+    """Yield a queue whose nodes are network namespaces, or skip the test loudly if this machine cannot have them."""
+    if shutil.which("ip") is None or os.getuid() != 0:
+        loud_skip("no nodes of AWS Batch: network namespaces need ip (apt-get install iproute2) and root")
+    tag, net = f"m5b{os.getpid() % 100_000}", f"198.19.{os.getpid() % 250}"
+    with ExitStack() as stack:
+        namespaces.make_bridge(stack, tag, f"{net}.1/24")
+        places = []
+        for number in range(nodes):
+            space, address = f"{tag}-{number}", f"{net}.{number + 2}"
+            namespaces.connect(stack, space, tag, f"{tag}v{number}", address, gateway=f"{net}.1")
+            places.append((address, ["ip", "netns", "exec", space]))
+        yield stack.enter_context(_serving(folder, places))
+
+
+@contextmanager
+def _serving(folder: Path, nodes: Sequence[tuple[str, list[str]]]) -> Iterator[Queue]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = str(Path(__file__).with_name("batch_server.py"))
+    with (folder / "server.log").open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, server, str(port), str(folder), json.dumps(nodes)], stdout=output, stderr=output
+        )
+    queue = Queue(folder, f"http://127.0.0.1:{port}")
+    try:
+        _wait(port, process, folder / "server.log")
+        for region in (HOME, AWAY):
+            _make_queue(queue, region)
+        yield queue
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _make_queue(queue: Queue, region: str) -> None:
+    roles, network, batch = queue.client("iam"), queue.client("ec2", region), queue.client(region=region)
+    role = roles.create_role(RoleName=f"batch-{region}", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    profile = roles.create_instance_profile(InstanceProfileName=f"nodes-{region}")["InstanceProfile"]["Arn"]
+    vpc = network.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = network.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
+    group = network.create_security_group(GroupName="nodes", Description="nodes", VpcId=vpc)["GroupId"]
+    resources = {
+        "type": "EC2", "minvCpus": 0, "maxvCpus": 384, "instanceTypes": ["p5.48xlarge"], "subnets": [subnet],
+        "securityGroupIds": [group], "instanceRole": profile,
+    }  # fmt: skip
+    batch.create_compute_environment(
+        computeEnvironmentName="nodes", type="MANAGED", state="ENABLED", serviceRole=role, computeResources=resources
+    )
+    order = [{"order": 1, "computeEnvironment": "nodes"}]
+    batch.create_job_queue(jobQueueName=QUEUE, state="ENABLED", priority=1, computeEnvironmentOrder=order)
+
+
+def _wait(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    until_s = time.monotonic() + _START_S
+    while time.monotonic() < until_s and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"the server of AWS Batch did not start:\n{log.read_text(errors='replace')[-2000:]}")
