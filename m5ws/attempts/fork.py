@@ -4,6 +4,7 @@ A fork has its parent's snapshot and launch spec, except for the given changes.
 """
 
 from collections.abc import Callable, Sequence
+from os.path import normpath
 from typing import Literal
 
 import msgspec
@@ -89,6 +90,8 @@ def _spec(spec: LaunchSpec, options: planning.RunOptions) -> LaunchSpec:
     fields: Sequence[str] = LaunchSpec.__struct_fields__
     given = {name: getattr(options, name) for name in planning.RunOptions.__struct_fields__ if name in fields}
     given["environment"] = spec.environment | options.environment
+    # A fork of a fork leaves out the samples that its parent left out.
+    given["without"] = tuple(dict.fromkeys((*spec.without, *map(normpath, options.without))))
     changed = msgspec.structs.replace(spec, **{name: value for name, value in given.items() if value not in (None, ())})
     if options.command or options.trainer or options.nproc:
         trainer, nproc = planning.processes(changed.command, options, spec.trainer, spec.nproc)

@@ -322,6 +322,8 @@ class _Attempt:
             self._restored = self._restored or (isinstance(event, State) and event.restored)
             self._repeated.compare(rank, event)
             is_enough = bool(self._compare and self._compare(rank, event)) or is_enough
+        for step, message in self._repeated.take_moved():
+            self._notice("data-position", message, step)
         for difference in self._repeated.take():
             self._notice("inexact-resume", str(difference), difference.step)
             if self._ports.inexact == "stop":

@@ -61,6 +61,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     observe: bool | None = None
     name: str | None = None
     environment: dict[str, str] = {}
+    without: tuple[str, ...] = ()
 
 
 def spec(settings: RunSettings, options: RunOptions) -> LaunchSpec:

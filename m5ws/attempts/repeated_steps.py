@@ -5,12 +5,13 @@ restore they are equal in bits. If they differ, this reports the first such step
 """
 
 import logging
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from m5ws.errors import M5Error
 from m5ws.records.ledger import AnyEvent, Observation, State, Step
 from m5ws.repository.repository import Repository
-from m5ws.runs.history import load
+from m5ws.runs.history import History, load
 
 _TENSORS = 3
 """Number of tensors that a difference names."""
@@ -22,7 +23,8 @@ _log = logging.getLogger(__name__)
 def values(step: Step) -> dict[str, str | None]:
     """Return all values of a step that are compared, by name."""
     updates = {f"number of updates of {label}": str(count) for label, count in step.updates.items()}
-    return {"batch": step.batch, **step.digests, **step.quantities, **updates}
+    samples = {f"samples of {name}": ranges for name, ranges in step.samples.items()}
+    return {"batch": step.batch, **samples, **step.digests, **step.quantities, **updates}
 
 
 def names_in_both(before: Step, after: Step) -> list[str]:
@@ -66,6 +68,8 @@ class RepeatedSteps:
         self._new: dict[tuple[int, int], list[str]] = {}
         """Names of different values by step and rank."""
         self._observed = False
+        self._moved: list[tuple[int, str]] = []
+        self._has_position = False
 
     def compare(self, rank: str, event: AnyEvent) -> None:
         """Compare an event with the same event of an earlier attempt. `take` returns the differences."""
@@ -76,6 +80,9 @@ class RepeatedSteps:
         if self._earlier is None or not rank.isdigit() or not isinstance(event, (Step, State)):
             return
         number = int(rank)
+        if number == 0 and isinstance(event, Step) and event.samples and not self._has_position:
+            self._has_position = True
+            self._moved += ((event.step, message) for message in moved_positions(self._earlier, event))
         if event.step > self._first.get(number, event.step):
             return
         try:
@@ -98,6 +105,11 @@ class RepeatedSteps:
         self._new = {}
         return [Difference(step, tuple(named), names) for (step, names), named in ranks.items()]
 
+    def take_moved(self) -> list[tuple[int, str]]:
+        """Return the step, and a message, for each source of which the resume skipped or repeated samples."""
+        moved, self._moved = self._moved, []
+        return moved
+
     def _step(self, rank: int, event: Step) -> list[str]:
         assert self._earlier is not None
         before = self._earlier.steps.get(rank, {}).get(event.step)
@@ -117,3 +129,42 @@ class RepeatedSteps:
         more = [f"{len(tensors) - _TENSORS} more tensors"] if len(tensors) > _TENSORS else []
         named = [f"tensor {name}" for name in tensors[:_TENSORS]]
         return [*(f"generator {name}" for name in generators), *named, *more]
+
+
+def moved_positions(earlier: History, step: Step) -> Iterator[str]:
+    """Yield a message for each source whose first sample after a resume is not the sample that is due.
+
+    Due is the first sample that the step consumed before. If it was not done before, due is the position after the step
+    before it, for a source whose samples are consumed without gaps.
+    """
+    steps = earlier.steps.get(0, {})
+    again, previous = steps.get(step.step), steps.get(step.step - 1)
+    description = earlier.orders[max(earlier.orders)].description if earlier.orders else {"sources": []}
+    for source in description["sources"]:
+        name, samples = source["name"], source["samples"]
+        has_gaps = source["pack"] or source["keep"] or description["without"]
+        if name not in step.samples:
+            continue
+        if again is not None and name in again.samples:
+            due = _bounds(again.samples[name], samples)[0]
+        elif again is None and previous is not None and name in previous.samples and not has_gaps:
+            due = _bounds(previous.samples[name], samples)[1]
+        else:
+            continue
+        moved = _bounds(step.samples[name], samples)[0] - due
+        if moved:
+            expected = f"{due // samples}:{due % samples}"
+            done = "skipped" if moved > 0 else "repeated"
+            yield (
+                f"the resume {done} {abs(moved)} samples of {name}: step {step.step} consumed {step.samples[name]}, "
+                f"and {expected} is the next"
+            )
+
+
+def _bounds(ranges: str, samples: int) -> tuple[int, int]:
+    """Return the first position of ranges, and the position after the last, counted from the start of epoch 0."""
+    first, *_, last = [*ranges.split(","), ranges.rpartition(",")[2]]
+    epoch, _, bounds = first.partition(":")
+    start = int(epoch) * samples + int(bounds.partition("-")[0])
+    epoch, _, bounds = last.partition(":")
+    return start, int(epoch) * samples + int(bounds.partition("-")[2])

@@ -38,6 +38,7 @@ COMMANDS = {
     "attest": "Write the verdict on a run to a file that others can check.",
     "verify": "Check a verdict written by `m5ws attest`.",
     "ls": "List snapshots and runs.",
+    "consumed": "List the steps and runs that consumed a sample or a file.",
     "show": "Show a snapshot, a run or a sweep.",
     "watch": "Show a run while it goes on.",
     "notify": "Send the messages that wait on this machine.",

@@ -9,20 +9,29 @@ from m5ws.cli.parameters.script import ScriptCommand
 from m5ws.cli.terminal import attempt
 
 
+class _Arguments(new_run.ForkArguments):
+    """The values of the options of a fork."""
+
+    without: tuple[str, ...]
+
+
 @click.command("fork", cls=ScriptCommand)
 @click.argument("checkpoint", type=names.Id(("run",)), metavar="RUN[@STEP]")
 @new_run.snapshot
 @new_run.options
 @new_run.restart
+@new_run.without
 @cluster_options.options
 @start_options.options
 @click.pass_context
-def command(context: click.Context, checkpoint: str, **given: Unpack[new_run.ForkArguments]) -> None:
+def command(context: click.Context, checkpoint: str, **given: Unpack[_Arguments]) -> None:
     """Start a new run from a checkpoint of another run, with changes.
 
     RUN is its newest checkpoint, RUN@STEP the checkpoint after that step. The new run has its own ledger, checkpoints
     and verdict. It keeps the snapshot and the launch of RUN, except for the given options and COMMAND. The changes are
     printed before anything starts.
+
+    With `--without`, a loader of `m5ws.data` leaves samples out. The order of the other samples stays the same.
 
     Of a removed run, only a checkpoint that is kept on this machine can be forked (`m5ws show RUN`).
 
@@ -32,6 +41,7 @@ def command(context: click.Context, checkpoint: str, **given: Unpack[new_run.For
     Examples:
       m5ws fork 7c1d@20000 --set lr=1e-4
       m5ws fork 7c1d --nproc 4 --restart data
+      m5ws fork 7c1d@20000 --without data/web/part-7.jsonl
       m5ws fork 7c1d@20000 -- train.py --lr 1e-4 --warmup 0
     """
     cluster_options.refuse_alone(given["on"], given["nodes"])

@@ -206,6 +206,7 @@ class Loader:
                     "length": stream.shards.source.length,
                     "extra": stream.shards.source.extra,
                     "pack": stream.shards.source.pack,
+                    "keep": stream.shards.source.keep is not None,
                     "window": stream.shards.source.window,
                     "shuffle": stream.shards.source.shuffle,
                     "weight": stream.shards.source.weight,

@@ -1,7 +1,7 @@
 """Records of a ledger: the events of a run, in order, and the batches in which they are published."""
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -60,6 +60,8 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
     In an observed script, `digests` are of other values, by name: the outputs of its modules, the optimizers' settings.
     `updates` has the number of updates of each optimizer that counts them, by its label. `passes` is the number of
     forward passes with gradients and of backward passes, and is never compared.
+    `samples` are the consumed samples by source, on rank 0 for all ranks: positions in the order of `DataOrder`, such
+    as "0:1024-1040" (epoch, first, after the last). "batch" has the ids that a rank's own batches carry.
     """
 
     step: int
@@ -67,10 +69,21 @@ class Step(Event, tag="step", frozen=True, kw_only=True):
     batch: Digest | None = None
     digests: dict[str, Digest] = msgspec.field(default_factory=dict)
     updates: dict[str, int] = msgspec.field(default_factory=dict)
+    samples: dict[str, str] = {}
     passes: int = 0
     tokens: int = 0
     seconds: float = 0.0
     total: int | None = None
+
+
+class DataOrder(Event, tag="data-order", frozen=True, kw_only=True):
+    """The order of the samples of an attempt, on rank 0: all that `m5ws.data.order` needs to locate a position.
+
+    `description` is the loader's; its sources name their index by digest. `indexes` are the encoded indexes.
+    """
+
+    description: dict[str, Any]
+    indexes: dict[Digest, bytes] = {}
 
 
 class State(Event, tag="state", frozen=True, kw_only=True):
@@ -114,18 +127,19 @@ class OutputsStored(Event, tag="outputs", frozen=True, kw_only=True):
 
 
 NoticeKind = Literal[
-    "checkpoint-kept", "checkpoint-waited", "environment", "fork", "inexact-resume", "input-modified", "launch-failed",
-    "left-process", "limit", "loss", "missing-file", "network", "not-pinned", "not-traced", "other-environment",
-    "outputs-conflict", "outputs-not-kept", "outputs-not-stored", "outputs-restored", "refused", "restart",
-    "resume", "resume-limit", "resume-unchecked", "save-failed", "slow-rank", "unplaced"
+    "checkpoint-kept", "checkpoint-waited", "data-position", "environment", "fork", "inexact-resume", "input-modified",
+    "launch-failed", "left-process", "limit", "loss", "missing-file", "network", "not-pinned", "not-traced",
+    "other-environment", "outputs-conflict", "outputs-not-kept", "outputs-not-stored", "outputs-restored", "refused",
+    "restart", "resume", "resume-limit", "resume-unchecked", "save-failed", "slow-rank", "unplaced"
 ]  # fmt: skip
 """`environment`: it differs from the declared environment. `other-environment`: a later attempt's differs from the
 first attempt's. `limit`: a part of the run is not recorded. `not-pinned`: the run read files that no snapshot contains.
 `inexact-resume`: a resume repeated a step with other values. `resume-limit`: state that a resume does not restore.
 `resume-unchecked`: a resumed script repeated no step. `unplaced`: an observed attempt does not show after which step it
-continues. `checkpoint-waited`: the training stood still for it. `network`: a variable of NCCL or libfabric has a known
-effect. `refused`: a file or host that is not pinned. `loss`: the loss broke a rule of `[run] loss`. `restart`: the
-attempt began by itself after a failure. `slow-rank`: a rank is slower than the other ranks of its node.
+continues. `data-position`: a resume skipped or repeated samples. `checkpoint-waited`: the training stood still for it.
+`network`: a variable of NCCL or libfabric has a known effect. `refused`: a file or host that is not pinned. `loss`: the
+loss broke a rule of `[run] loss`. `restart`: the attempt began by itself after a failure. `slow-rank`: a rank is slower
+than the other ranks of its node.
 """
 Notify = Callable[[NoticeKind, str], None]
 """Called with the kind and the message of a notice, which it appends to the node's own events."""
@@ -258,6 +272,7 @@ AnyEvent = (
     | NodeStarted
     | RankStarted
     | Step
+    | DataOrder
     | State
     | CheckpointPublished
     | OutputsStored

@@ -19,7 +19,8 @@ class LaunchSpec(Record, frozen=True, kw_only=True):
 
     `command` is the command as typed, and `directory` the folder of the snapshot in which it starts. `nproc` is None if
     the command's own launcher chooses the number of processes.
-    `observe`: the steps of a script without a session are observed.
+    `observe`: the steps of a script without a session are observed. `without`: paths of files and datasets whose
+    samples `m5ws.data` leaves out.
     """
 
     command: tuple[str, ...]
@@ -33,6 +34,7 @@ class LaunchSpec(Record, frozen=True, kw_only=True):
     fingerprint_every: int | None = None
     outputs: tuple[str, ...] = ()
     observe: bool = False
+    without: tuple[str, ...] = ()
 
     @property
     def processes(self) -> str:

@@ -19,6 +19,7 @@ from m5ws.records.ledger import (
     AttemptEnded,
     AttemptStarted,
     CheckpointPublished,
+    DataOrder,
     Notice,
     Observation,
     OutputsStored,
@@ -64,6 +65,8 @@ class History(msgspec.Struct, kw_only=True):
     weights: dict[int, dict[str, str]] = {}
     unread: set[str] = set()
     threads: dict[int, list[tuple[int, str]]] = {}
+    orders: dict[int, DataOrder] = {}
+    """The order of the samples of each attempt that recorded one."""
     outcome: str | None = None
     reason: EndReason | None = None
     logged: bool = True
@@ -100,7 +103,7 @@ class History(msgspec.Struct, kw_only=True):
         """Whether the script uses a session, which records the state that decides."""
         return self.by_steps and not self.observed
 
-    def add(self, rank: str, event: AnyEvent) -> None:
+    def add(self, rank: str, event: AnyEvent) -> None:  # noqa: C901  one case for each kind of event
         """Take in one event of `rank`, in that rank's order."""
         is_counted: bool = self.counts(event)
         match event:
@@ -128,6 +131,8 @@ class History(msgspec.Struct, kw_only=True):
             case ScriptEnded():
                 self.weights[event.rank] = event.weights
                 self.unread.update(event.unread)
+            case DataOrder():
+                self.orders[self.attempt] = event
             case AttemptEnded():
                 self.logged = event.logged or self.attempt > 1  # an earlier attempt may have logged
                 self.outcome, self.reason = event.outcome, event.reason

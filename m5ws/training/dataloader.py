@@ -4,7 +4,7 @@ Invariant: `state` and `restore` use the position after the last batch that was 
 read ahead.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import blake3
@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from m5ws.errors import M5Error
+from m5ws.records import sample_ids
 from m5ws.training.backends.base import Plain
 from m5ws.training.state import plain_state, tensor_bytes
 
@@ -31,15 +32,24 @@ class EmptyLoader(M5Error):
 
 
 class BatchDigest:
-    """A digest of the batches of one step."""
+    """A digest of the batches of one step, and the ids of the samples in them."""
 
     def __init__(self) -> None:
         self._hash: Any = None
+        self._ids: list[Any] = []
 
     def add(self, batch: object) -> None:
         """Add a batch: types, shapes, element types and bytes of all values in it."""
         self._hash = self._hash or blake3.blake3()
         update(self._hash, batch)
+        ids = batch.get("sample_ids") if isinstance(batch, Mapping) else None
+        if ids is not None:
+            self._ids += ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+    def take_ids(self) -> dict[str, str]:
+        """Return the ids under `sample_ids` of the batches since the last call, as `Step.samples`; {} without ids."""
+        ids, self._ids = self._ids, []
+        return {"batch": sample_ids.format_ids(ids)} if ids else {}
 
     def take(self) -> str | None:
         """Return the digest of all batches since the last call, or None if there were none."""
@@ -84,6 +94,25 @@ class Feed:
         """Read the loader's position, after `start`, and return the error if it has none. Raises StateError."""
         self.state()
         return self.refusal
+
+    def take_consumed(self) -> dict[str, str]:
+        """Return the positions of the samples that were handed out since the last call; {} if the loader has none."""
+        take = getattr(self._loader, "take_consumed", None)
+        return take() if take is not None else {}
+
+    def order(self) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+        """Return the loader's description of its order, and the indexes in it by digest; None without one."""
+        describe = getattr(self._loader, "description", None)
+        if describe is None or not hasattr(self._loader, "take_consumed"):
+            return None
+        indexes: dict[str, bytes] = {}
+
+        def put(content: bytes) -> str:
+            name = blake3.blake3(content).hexdigest()
+            indexes[name] = content
+            return name
+
+        return describe(put), indexes
 
     @property
     def workers(self) -> int:

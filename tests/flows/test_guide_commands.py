@@ -31,6 +31,8 @@ _ELSEWHERE = {
     "pin --image": "tests/services/test_pins.py",
     "--env rebuild": "tests/flows/test_rebuild.py",
     "resume RUN --at": "tests/cli/test_outputs.py",
+    "consumed ": "tests/flows/test_consumed.py",
+    "--without ": "tests/flows/test_consumed.py",
     "fork RUN ": "tests/flows/test_removed.py",
     "--drop": "tests/flows/test_removed.py",
     "sync ": "tests/cli/test_sync.py",

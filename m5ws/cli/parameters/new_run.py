@@ -42,6 +42,13 @@ restart = click.option(
     type=click.Choice(["data", "schedule", "generators"]),
     help="Reset this part of the checkpoint's state; may be repeated.",
 )
+without = click.option(
+    "--without",
+    multiple=True,
+    type=names.Text(),
+    metavar="PATH",
+    help="Leave out the samples of this file, folder or dataset; may be repeated.",
+)
 snapshot = click.option("--snapshot", type=names.Id(("snapshot",)), metavar="ID", help="Use this snapshot.")
 options = grouped(
     change,

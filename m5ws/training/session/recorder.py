@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import torch
 
+from m5ws.errors import UsageError
+from m5ws.records.ledger import DataOrder
 from m5ws.records.ledger import Step as StepEvent
 from m5ws.training.backends.base import Backend, Plain
 from m5ws.training.checkpoint import checkpointing
@@ -85,6 +87,7 @@ class Recorder:
             self._fingerprint(0)
             self._backend.rehearse(self._active.repo.objects, self._group)
         self._report_limits()
+        self._record_order()
         self._first = step + 1
         self._fingerprints.begin(self._first)
         self._active.stop.begin()
@@ -144,6 +147,18 @@ class Recorder:
         refusals = [refusal for refusal in collectives.gather(own, self._group) if refusal is not None]
         if self._feed is not None and refusals:
             self._feed.refusal = refusals[0]
+
+    def _record_order(self) -> None:
+        """Append the order of the samples, if the loader has one. Raises UsageError if it ignores `--without`."""
+        order = self._feed.order() if self._feed is not None else None
+        without = self._active.context.spec.without
+        if without and (order is None or list(without) != order[0]["without"]):
+            raise UsageError(
+                f"the run leaves out the samples of {', '.join(without)}, but its data loader does not",
+                hint="Read the dataset by m5ws.data.Loader, without `without=`, and register it: session(loader=…).",
+            )
+        if order is not None and self._active.rank == 0:
+            self._active.emit(DataOrder, description=order[0], indexes=order[1])
 
     def _report_limits(self) -> None:
         """Publish a notice for each limit of a resume."""
@@ -239,6 +254,7 @@ class Recorder:
             step=step.number,
             quantities={},
             batch=self._batches.take(),
+            samples=self._take_samples(),
             tokens=step.tokens,
             seconds=seconds,
             total=self._total,
@@ -246,6 +262,11 @@ class Recorder:
         self._pending_step = step
         if step.is_on_host:
             self._flush()
+
+    def _take_samples(self) -> dict[str, str]:
+        """Return the samples of a step: of all ranks on rank 0, and the ids in this rank's own batches."""
+        consumed = self._feed.take_consumed() if self._feed is not None else {}
+        return {**self._batches.take_ids(), **(consumed if self._active.rank == 0 else {})}
 
     def _flush(self) -> None:
         event, step = self._pending, self._pending_step

@@ -1,0 +1,303 @@
+"""The steps in which a run consumed a sample, a file or a dataset, and the checkpoints that such steps lead to.
+
+The steps that lead to the run's weights count: after a resume the newest record of each step, and in a
+fork the steps of its parent up to the fork. Steps are read one after another, and consecutive steps are joined.
+
+Invariant: a run whose steps do not record all samples is never reported as a run without the sample.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from m5ws.errors import M5Error, UsageError
+from m5ws.records import sample_ids
+from m5ws.records.base import Record
+from m5ws.records.ledger import DataOrder, Step
+from m5ws.records.run import Run
+from m5ws.records.snapshot import Manifest
+from m5ws.repository import removals
+from m5ws.repository.files import trees
+from m5ws.repository.references import checkpoints, lineage, runs, snapshots
+from m5ws.repository.repository import Repository
+from m5ws.runs import history
+from m5ws.runs.history import History
+from m5ws.runs.numbers import union
+
+if TYPE_CHECKING:
+    from m5ws.data.order import SourceOrder
+
+OF_BATCH = "batch"
+_END = 2**63 - 1
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample (PATH#ROW, or an id in a script's own batches), a path of a file, folder or dataset, or a digest."""
+
+    sample: str | None = None
+    file: str | None = None
+    match: str | None = None
+
+    @property
+    def path(self) -> str | None:
+        """The path whose samples are wanted."""
+        path, _, row = (self.sample or "").rpartition("#")
+        return self.file if self.sample is None else path if row.isdecimal() and path else None
+
+    @property
+    def row(self) -> int | None:
+        """The row of the sample in its file."""
+        return int(self.sample.rpartition("#")[2]) if self.sample is not None and self.path is not None else None
+
+
+class Steps(Record, frozen=True, kw_only=True):
+    """Consecutive steps of a run, `first` to `last`, that consumed `samples` samples of an epoch of a source.
+
+    `epoch` is None for ids of a script's own batches, and for a batch digest.
+    """
+
+    run: str
+    source: str
+    epoch: int | None
+    first: int
+    last: int
+    samples: int
+
+
+class Consumption(Record, frozen=True, kw_only=True):
+    """The steps of a run that consumed samples of a query. `unknown` describes steps whose samples are not recorded."""
+
+    run: str
+    steps: tuple[Steps, ...] = ()
+    unknown: tuple[str, ...] = ()
+    seen_by: tuple[str, ...] = ()
+    """Valid checkpoints of the run that such a step leads to."""
+    before: str | None = None
+    """The last checkpoint, as RUN@STEP, that no such step leads to."""
+
+    @property
+    def first(self) -> int | None:
+        return min((each.first for each in self.steps), default=None)
+
+
+def find(repo: Repository, run_id: str, query: Query) -> Consumption:
+    """Return the steps of a run and its ancestors that consumed the samples of a query. Raises NotFound, CorruptObject,
+    UsageError.
+    """
+    record = runs.load(repo, run_id)
+    found, unknown = list[Steps](), list[str]()
+    parts = [*_lineage(repo, record, unknown)]
+    for run, begin, end in parts:
+        try:
+            removals.refuse(repo, run.id)
+            searched = _Search(repo, run, query)
+        except M5Error as error:
+            if run.id == run_id:
+                raise
+            unknown.append(f"steps {begin + 1}-{end} of run {run.id}: {error}")
+            continue
+        _join(found, searched.steps(begin, end))
+        unknown += searched.unknown
+    first = min((each.first for each in found), default=None)
+    own = checkpoints.valid(repo, run_id)
+    return Consumption(
+        run=run_id,
+        steps=tuple(found),
+        unknown=tuple(unknown),
+        seen_by=tuple(name for name in own if first is not None and checkpoints.step_of(name) >= first),
+        before=_before(repo, parts, first) if first is not None and not unknown else None,
+    )
+
+
+def everywhere(repo: Repository, query: Query) -> Iterator[Consumption]:
+    """Yield as `find` for each run of the store; a run that cannot be read is unknown."""
+    removed = removals.removed_runs(repo)
+    for run_id in runs.ids(repo):
+        try:
+            if run_id not in removed:
+                yield find(repo, run_id, query)
+        except M5Error as error:
+            yield Consumption(run=run_id, unknown=(str(error),))
+
+
+def _lineage(repo: Repository, record: Run, unknown: list[str]) -> Iterator[tuple[Run, int, int]]:
+    """Yield the runs of a lineage from the first on, each with the steps of it that count: after, and up to."""
+    parents, is_whole = lineage.chain(repo, record)
+    ends = [_END, *(parent.step for parent in parents)]
+    ids = [record.id, *(parent.run for parent in parents)]
+    if not is_whole:
+        unknown.append(f"steps 1-{ends.pop()} of run {ids.pop()}, which is not to be had here")
+    for run_id, end in zip(reversed(ids), reversed(ends), strict=True):
+        run = record if run_id == record.id else runs.load(repo, run_id)
+        yield run, run.begin, end
+
+
+def _before(repo: Repository, parts: list[tuple[Run, int, int]], first: int) -> str | None:
+    """Return the last checkpoint of the nearest run of a lineage that is before a step."""
+    for run, _, end in reversed(parts):
+        names = [name for name in checkpoints.valid(repo, run.id) if checkpoints.step_of(name) <= min(end, first - 1)]
+        if names:
+            return f"{run.id}@{checkpoints.step_of(names[-1])}"
+    return None
+
+
+def _join(into: list[Steps], steps: Iterator[Steps]) -> None:
+    """Add steps, joined with the steps before them of the same run, source and epoch."""
+    last: dict[tuple[str, str, int | None], int] = {}
+    for each in steps:
+        key = (each.run, each.source, each.epoch)
+        place = last.get(key)
+        if place is not None and into[place].last + 1 == each.first:
+            known = into[place]
+            into[place] = msgspec.structs.replace(known, last=each.last, samples=known.samples + each.samples)
+        else:
+            last[key] = len(into)
+            into.append(each)
+
+
+class _Search:
+    """The search for a query in the steps of one run."""
+
+    def __init__(self, repo: Repository, run: Run, query: Query) -> None:
+        self._repo, self._run, self._query = repo, run, query
+        self._history = self._load()
+        self._paths = {query.path} if query.path is not None else _paths_of(repo, run, query.match)
+        self._sources: dict[int, dict[str, _Places]] = {}
+        self._unrecorded = list[int]()
+        self.unknown: list[str] = []
+
+    def _load(self) -> History:
+        # Rank 0 has the samples of all ranks, but not the ids in other ranks' own batches, and their digests.
+        loaded = history.load(self._repo, self._run.id, ranks=("0",))
+        is_enough = loaded.orders and self._query.match is None
+        return loaded if is_enough else history.load(self._repo, self._run.id)
+
+    def steps(self, begin: int, end: int) -> Iterator[Steps]:
+        """Yield the steps after `begin` up to `end` that consumed a sample of the query, in order."""
+        first = last = 0
+        for number in union(self._history.steps.values()):
+            if not begin < number <= end:
+                continue
+            is_known = False
+            for ranked in self._history.steps.values():
+                if (step := ranked.get(number)) is not None:
+                    is_known = is_known or bool(step.samples)
+                    yield from self._of_step(step)
+            if not is_known and self._query.match is None:
+                first, last = first or number, number
+        if first:
+            self.unknown.append(f"steps {first}-{last} of run {self._run.id} do not record their samples")
+        elif self._history.last_step == 0 and self._run.begin == begin and self._history.attempt:
+            self.unknown.append(f"run {self._run.id} has no recorded step")
+
+    def _of_step(self, step: Step) -> Iterator[Steps]:
+        if self._query.match is not None and step.batch == self._query.match:
+            yield self._found(step, OF_BATCH, None, 1)
+        places = self._places(step.step)
+        for name, text in step.samples.items():
+            if (place := places.get(name)) is not None:
+                for epoch, count in place.count(text).items():
+                    yield self._found(step, name, epoch, count)
+            elif self._query.sample is not None and sample_ids.contains(text, self._query.sample):
+                yield self._found(step, name, None, 1)
+
+    def _found(self, step: Step, source: str, epoch: int | None, count: int) -> Steps:
+        return Steps(run=self._run.id, source=source, epoch=epoch, first=step.step, last=step.step, samples=count)
+
+    def _places(self, step: int) -> "dict[str, _Places]":
+        attempt = self._history.attempt_of(step) or 0
+        if attempt not in self._sources:
+            order = self._history.orders.get(attempt)
+            self._sources[attempt] = _places(order, self._paths, self._query.row) if order is not None else {}
+        return self._sources[attempt]
+
+
+class _Places:
+    """The positions of the wanted samples in the order of one source, by epoch."""
+
+    def __init__(self, source: "SourceOrder", paths: set[str], row: int | None) -> None:
+        prefix = f"{source.dataset}/"
+        files = source.index.files
+        self._source, self._row = source, row
+        self._files = [file for file in files if any(covers(path, prefix + file) for path in paths)]
+        self._epochs: dict[int, tuple[list[int], list[int]]] = {}
+
+    def count(self, ranges: str) -> dict[int, int]:
+        """Return the number of wanted samples in ranges of positions, by epoch, without zeros."""
+        from m5ws.data.order import parse_ranges
+
+        counts: dict[int, int] = {}
+        for epoch, start, stop in parse_ranges(ranges) if self._files else ():
+            starts, stops = self._positions(epoch)
+            at = max(bisect_right(starts, start) - 1, 0)
+            while at < len(starts) and starts[at] < stop:
+                if (common := min(stop, stops[at]) - max(start, starts[at])) > 0:
+                    counts[epoch] = counts.get(epoch, 0) + common
+                at += 1
+        return counts
+
+    def _positions(self, epoch: int) -> tuple[list[int], list[int]]:
+        if epoch not in self._epochs:
+            ranges = sorted(each for file in self._files for each in self._source.positions_of(epoch, file, self._row))
+            while len(self._epochs) > 1:
+                self._epochs.pop(next(iter(self._epochs)))
+            self._epochs[epoch] = [start for _, start, _ in ranges], [stop for _, _, stop in ranges]
+        return self._epochs[epoch]
+
+
+def _places(order: DataOrder, paths: set[str], row: int | None) -> dict[str, _Places]:
+    from m5ws.data.order import sources_of
+
+    sources = sources_of(order.description, order.indexes.__getitem__)
+    return {name: _Places(source, paths, row) for name, source in sources.items()}
+
+
+def covers(named: str, path: str) -> bool:
+    """Return True if a path is the named file, or in the named folder or dataset."""
+    return path == named or path.startswith(f"{named}/")
+
+
+def _paths_of(repo: Repository, run: Run, digest: str | None) -> set[str]:
+    """Return the paths of the files of a run's datasets with a digest, as `md5:…`, `sha256:…` or its hex alone."""
+    if digest is None:
+        return set()
+    snapshot = snapshots.load(repo, run.snapshot)
+    paths = set[str]()
+    for dataset in snapshot.datasets:
+        entries = trees.load(repo.objects, dataset.tree).entries
+        paths |= {f"{dataset.name}/{entry.name}" for entry in entries if entry.digest == digest}
+    for remote in snapshot.remote:
+        files = repo.objects.get_record(remote.manifest, Manifest).files
+        paths |= {
+            f"{remote.name}/{file.path}" for file in files if digest in (file.digest, file.digest.partition(":")[2])
+        }
+    return paths
+
+
+def query(sample: str | None, file: str | None, match: str | None) -> Query:
+    """Return the query of the options of a command. Raises UsageError unless one is given."""
+    from os.path import normpath
+
+    if sum(each is not None for each in (sample, file, match)) != 1:
+        raise UsageError(
+            "one of --sample, --file and --match is needed",
+            hint="For example: m5ws consumed RUN --file data/web/part-7.jsonl",
+        )
+    if sample is not None and "#" in sample:
+        path, _, row = sample.rpartition("#")
+        sample = f"{normpath(path)}#{row}"
+    return Query(sample=sample, file=normpath(file) if file is not None else None, match=match)
+
+
+def command(found: Consumption, path: str) -> str | None:
+    """Return the command that forks a run before it consumed the samples of a path; None without a checkpoint."""
+    import shlex
+
+    return shlex.join(("m5ws", "fork", found.before, "--without", path)) if found.before is not None else None
+
+
+def as_mapping(found: Consumption, path: str) -> Mapping[str, object]:
+    """Return as plain data, with the command."""
+    return {**msgspec.structs.asdict(found), "command": command(found, path)}

@@ -1,0 +1,120 @@
+"""Samples that a run consumed: recorded in each step, found again, and left out by a fork."""
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from m5ws.data.order import SourceOrder, parse_ranges, sources_of
+from m5ws.records.ledger import Step
+from tests.support.workspace.workspaces import Workspace, make_workspace
+
+_FILES, _ROWS, _BATCH, _STEPS = 6, 4, 4, 8
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, list[str]]:
+    """A workspace with two runs that read documents in different orders."""
+    root = tmp_path_factory.mktemp("consumed") / "workspace"
+    workspace = make_workspace(root, "reading.py", trainer="python", nproc=1)
+    (root / "data" / "docs").mkdir()
+    for file in range(_FILES):
+        lines = [json.dumps({"value": file * _ROWS + row}) for row in range(_ROWS)]
+        (root / "data" / "docs" / f"part-{file}.jsonl").write_text("\n".join(lines) + "\n")
+    return workspace, [workspace.train("--seed", str(seed), "--checkpoint-every", "1") for seed in (5, 6)]
+
+
+def _source(workspace: Workspace, run: str) -> SourceOrder:
+    (order,) = workspace.history(run).orders.values()
+    return sources_of(order.description, order.indexes.__getitem__)["docs"]
+
+
+def _samples(workspace: Workspace, run: str) -> dict[int, list[tuple[int, str, int]]]:
+    """Return the samples of each step of a run, in order."""
+    source, steps = _source(workspace, run), workspace.history(run).steps[0]
+    return {number: source.samples_at(step.samples["docs"]) for number, step in steps.items()}
+
+
+def _steps_of(found: Any) -> dict[int, int]:
+    return {step: each["epoch"] for each in found["steps"] for step in range(each["first"], each["last"] + 1)}
+
+
+def test_each_step_records_its_samples_and_they_are_found_again(trained: tuple[Workspace, list[str]]) -> None:
+    workspace, runs = trained
+    assert _samples(workspace, runs[0]) != _samples(workspace, runs[1])
+    for run in runs:
+        samples = _samples(workspace, run)
+        assert [len(each) for each in samples.values()] == [_BATCH] * _STEPS
+        epoch = [sample for each in samples.values() for sample in each if sample[0] == 0]
+        assert len(epoch) == len(set(epoch)) == _FILES * _ROWS
+        for path, row in (("part-2.jsonl", 3), ("part-5.jsonl", 0)):
+            one = workspace.json("consumed", run, "--sample", f"data/docs/{path}#{row}")
+            expected = {step: each[0] for step, known in samples.items() for each in known if each[1:] == (path, row)}
+            assert _steps_of(one) == expected
+            whole = workspace.json("consumed", run, "--file", f"data/docs/{path}")
+            counts = sum(each[1] == path for known in samples.values() for each in known)
+            assert sum(each["samples"] for each in whole["steps"]) == counts and not whole["unknown"]
+    every = workspace.json("consumed", runs[0], "--file", "data/docs")
+    assert sum(each["samples"] for each in every["steps"]) == _STEPS * _BATCH
+    assert "no step consumed it" in workspace.m5ws("consumed", runs[0], "--file", "data/none", expect=1).stdout
+    known = workspace.history(runs[0]).steps[0][3]
+    assert known.batch is not None
+    assert _steps_of(workspace.json("consumed", runs[0], "--match", known.batch)) == {3: None}
+
+
+def test_a_recalled_document_is_found_in_all_runs_and_a_fork_as_printed_never_reads_it(
+    trained: tuple[Workspace, list[str]],
+) -> None:
+    workspace, runs = trained
+    samples = {run: _samples(workspace, run) for run in runs}
+    first = {
+        path: [min(step for step, each in samples[run].items() if path in {one[1] for one in each}) for run in runs]
+        for path in (f"part-{file}.jsonl" for file in range(_FILES))
+    }
+    recalled = next(path for path, steps in first.items() if min(steps) > 1)
+    path = f"data/docs/{recalled}"
+    found = {each["run"]: each for each in workspace.json("consumed", "--everywhere", path)["consumed"]}
+    assert sorted(found) == sorted(runs)
+    for run, step in zip(runs, first[recalled], strict=True):
+        assert found[run]["command"] == f"m5ws fork {run}@{step - 1} --without {path}"
+        assert [int(name[:10]) for name in found[run]["seen_by"]] == list(range(step, _STEPS + 1))
+
+    printed = workspace.m5ws("consumed", "--everywhere", path).stdout
+    command = found[runs[0]]["command"]
+    assert f"without it: {command}" in printed
+    print(printed)
+    workspace.m5ws(*shlex.split(command)[1:], "--name", "without")
+    fork = workspace.json("show", "without")["run"]
+    assert fork["spec"]["without"] == [path]
+    forked = [sample for each in _samples(workspace, fork["id"]).values() for sample in each]
+    assert recalled not in {sample[1] for sample in forked}
+    # The order of all other samples is the original's.
+    begin = first[recalled][0]
+    original = [sample for step, each in samples[runs[0]].items() if step >= begin for sample in each]
+    kept = [sample for sample in original if sample[1] != recalled]
+    assert len(kept) < len(original) and forked[: len(kept)] == kept
+    shown = workspace.m5ws("consumed", fork["id"], "--file", path, expect=1).stdout
+    assert "no step consumed it" in shown
+    again = workspace.json("consumed", "--everywhere", path)
+    assert fork["id"] in again["not_consumed"] and len(again["consumed"]) == 2
+    # A fork inherits the steps of its parent up to the fork.
+    other = next(one for one in samples[runs[0]][1])
+    inherited = workspace.json("consumed", fork["id"], "--sample", f"data/docs/{other[1]}#{other[2]}")
+    assert inherited["steps"][0]["run"] == runs[0] and inherited["steps"][0]["first"] == 1
+    changes = workspace.json("diff", runs[0], fork["id"])["changes"]
+    assert ("launch", "without") in {(change["part"], change["name"]) for change in changes}
+    workspace.m5ws("reproduce", fork["id"])
+
+
+def test_a_step_records_its_samples_in_less_than_100_bytes(trained: tuple[Workspace, list[str]]) -> None:
+    from m5ws.records import codec
+
+    def size(samples: dict[str, str]) -> int:
+        step = Step(step=10**6, quantities={"loss": "0x1p+0"}, samples=samples)
+        return len(codec.encode_plain(step)) - len(codec.encode_plain(Step(step=10**6, quantities={"loss": "0x1p+0"})))
+
+    workspace, runs = trained
+    assert max(size(step.samples) for step in workspace.history(runs[0]).steps[0].values()) < 100
+    mixture = dict.fromkeys(("web", "code"), "3:123456789-123457301")
+    assert size(mixture) < 100 and parse_ranges(mixture["web"]) == [(3, 123456789, 123457301)]
