@@ -114,6 +114,11 @@ class Workspace:
         return None if self.store_dir is not None and self.scratch is None else self._user_cache
 
     @property
+    def files(self) -> tuple[Path, int]:
+        """The directory of the cache for remote datasets, and its maximum size in bytes. All stores have the cache."""
+        return self.cache_dir or self._user_cache, self.settings.store.cache_limit_bytes or 0
+
+    @property
     def store_dir(self) -> Path | None:
         """The directory of the store; None for a store in a bucket."""
         url = self.store_url.removeprefix("file://")
@@ -337,6 +342,7 @@ class Workspace:
             preflight=self.machine(repo).check if self.settings.run.preflight == "node" else None,
             job=self.job,
             place=self.place,
+            files=self.files,
             causes=self.settings.causes,
             notifier=self.notifier(),
             starts_dir=self.scratch.parent if self.scratch is not None else None,

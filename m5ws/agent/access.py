@@ -9,7 +9,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -29,8 +29,8 @@ _FOLDERS = "import sys; print(sys.prefix, sys.exec_prefix, sys.base_prefix, sys.
 """Prints the folders of whole installations, which are four, and the import path."""
 
 
-def limit(ports: Ports, plan: AttemptPlan) -> AttemptPlan:
-    """Return the plan of an attempt with its limits, if `[run] inputs` is pinned.
+def limit(ports: Ports, plan: AttemptPlan, data: Sequence[str] = ()) -> AttemptPlan:
+    """Return the plan of an attempt with its limits, if `[run] inputs` is pinned. `data` are folders of datasets.
 
     Makes the temporary folder of the attempt, and missing caches of compiled code, which its processes cannot make.
     Raises UsageError if the processes may read the author's checkout.
@@ -47,6 +47,7 @@ def limit(ports: Ports, plan: AttemptPlan) -> AttemptPlan:
         access = Access(read=(os.sep,), write=(os.sep,))
     else:
         access = _find(plan.context, environment, ports.python)
+        access = msgspec.structs.replace(access, read=(*access.read, *data))
         request = msgspec.structs.replace(request, access=access)
     return msgspec.structs.replace(plan, request=request, context=msgspec.structs.replace(plan.context, access=access))
 
@@ -63,7 +64,7 @@ def _find(context: Context, environment: Mapping[str, str], python: str) -> Acce
     own = (context.work_dir, attempt, f"{os.path.dirname(attempt)}/ranks", store, context.copies, context.references)
     devices = [place for place in places.devices if place.startswith("/dev/") and os.path.exists(place)]
     no_disks = [place for place in devices if not stat.S_ISBLK(os.stat(place).st_mode)]
-    used = (*own, environment["TMPDIR"], *made, "/dev/shm", *no_disks)  # noqa: S108  no temporary file
+    used = (*own, context.files, environment["TMPDIR"], *made, "/dev/shm", *no_disks)  # noqa: S108  no temporary file
     write = tuple(dict.fromkeys(os.path.realpath(place) for place in used if os.path.isabs(place)))
     if around := [place for place in (*read, *write) if _is_below(checkout, place)]:
         raise UsageError(

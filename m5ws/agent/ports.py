@@ -77,6 +77,9 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     starts_dir: Path | None = None
     """The folder with the lock of starts on this machine, if it is not `work_root`."""
 
+    files: tuple[Path, int] | None = None
+    """The directory of this machine's cache for remote datasets, and its maximum size in bytes."""
+
     causes: Mapping[str, Rule] = {}
     """Rules of the workspace that find the cause of a failure."""
 

@@ -20,6 +20,7 @@ from m5ws.agent.ports import Ports
 from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.launch import Observing
+from m5ws.records.snapshot import Snapshot
 from m5ws.repository.files import trees
 from m5ws.repository.files.materialise import materialise
 from m5ws.repository.references import snapshots
@@ -45,6 +46,25 @@ def _assign_directory(plan: AttemptPlan, work: WorkDirectory, observing: Observi
     own = os.getpid() if request.image is None else None
     context = msgspec.structs.replace(plan.context, work_dir=seen, observing=observing, supervisor=own)
     return msgspec.structs.replace(plan, request=request, context=context)
+
+
+def _assign_cache(ports: Ports, plan: AttemptPlan, snapshot: Snapshot) -> AttemptPlan:
+    """Return the plan with the cache of this machine, if datasets of the snapshot stay in their remotes."""
+    if not snapshot.remote or ports.files is None:
+        return plan
+    folder, limit_bytes = ports.files
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    request, context = plan.request, plan.context
+    if request.image is not None:
+        folders = dict.fromkeys((*request.folders, str(folder), *_folders(snapshot)))
+        request = msgspec.structs.replace(request, folders=tuple(folders))
+    context = msgspec.structs.replace(context, files=str(folder), files_bytes=limit_bytes)
+    return msgspec.structs.replace(plan, request=request, context=context)
+
+
+def _folders(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the folders in which datasets stay."""
+    return tuple(dataset.url for dataset in snapshot.remote if "://" not in dataset.url)
 
 
 @contextmanager
@@ -93,7 +113,8 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple
     # Every engine mounts folders in its containers.
     can_mount = ports.launcher.can_mount if plan.request.image is None else lambda *_: True
     work = directories.make(ports.work_root, plan.directory, run, author, can_mount, plan.run.spec.directory)
-    plan = access.limit(ports, _assign_directory(plan, work, ports.observing))
+    plan = _assign_cache(ports, _assign_directory(plan, work, ports.observing), snapshot)
+    plan = access.limit(ports, plan, _folders(snapshot))
     with lock_starts(ports.starts_dir or ports.work_root, progress):
         located = [trees.load(ports.repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]
         materialise(ports.repo.objects, located, work.path, progress)

@@ -112,7 +112,10 @@ def _whole(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     before, after = (side.tokenizer.tree if side.tokenizer is not None else None for side in (old, new))
     if before != after:
         yield rate("tokenizer", "files", before, after)
-    trees_before, trees_after = ({dataset.name: dataset.tree for dataset in side.datasets} for side in (old, new))
+    trees_before, trees_after = (
+        {dataset.name: dataset.tree for dataset in side.datasets} | {each.name: each.manifest for each in side.remote}
+        for side in (old, new)
+    )
     yield from changed_values("data", "", trees_before, trees_after)
 
 

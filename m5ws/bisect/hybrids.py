@@ -54,6 +54,8 @@ def make(
     data = {element.change.name for element in chosen if element.change.part == "data"}
     unchanged = (dataset for dataset in old.datasets if dataset.name not in data)
     datasets = (*unchanged, *(dataset for dataset in new.datasets if dataset.name in data))
+    kept = (remote for remote in old.remote if remote.name not in data)
+    remotes = (*kept, *(remote for remote in new.remote if remote.name in data))
     snapshot = Snapshot(
         code=_code(repo, old.code, new.code, elements, chosen),
         config=_config(repo, old.config, new.config, elements, chosen),
@@ -61,6 +63,7 @@ def make(
         datasets=tuple(sorted(datasets, key=lambda dataset: dataset.name)),
         declared=old.declared,
         determinism=determinism,
+        remote=tuple(sorted(remotes, key=lambda remote: remote.name)),
     )
     _check([entry for tree in set(snapshot.trees.values()) for entry in trees.load(repo.objects, tree).entries])
     if parent is not None and (snapshot != old or spec != good.spec or parent != good.parent):

@@ -98,8 +98,18 @@ def _snapshot(view: "SnapshotView") -> str:
         }
         lines += ["", output.fields(fields, "  "), *(f"  note: {note}" for note in annotation.notes)]
     rows = [(part.name, output.short(part.tree), str(part.files), output.size(part.size_bytes)) for part in view.parts]
+    rows += [
+        (
+            f"data:{each.name}",
+            output.short(each.manifest),
+            str(each.files),
+            f"{output.size(each.size_bytes)} in its remote",
+        )
+        for each in view.snapshot.remote
+    ]
     lines += ["", output.table(("PART", "TREE", "FILES", "SIZE"), rows)]
     pinned = {dataset.name: f"{dataset.kind} {dataset.hash}" for dataset in view.snapshot.datasets if dataset.hash}
+    pinned |= {each.name: " ".join(filter(None, (each.kind, each.hash, each.url))) for each in view.snapshot.remote}
     if pinned:
         lines += ["", output.fields(pinned)]
     if tokenizer is not None:

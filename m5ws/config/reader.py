@@ -238,6 +238,18 @@ _RULES: tuple[_Rule, ...] = (
         "holds a path that is not inside the workspace",
     ),
     (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), _describe_data),
+    (("data", "stay"), lambda s: any(map(_outside, s.data.stay)), "holds a path that is not inside the workspace"),
+    (("data", "stay"), lambda s: not s.data.dvc, "does nothing while 'data.dvc' is false"),
+    (
+        ("data", "s3"),
+        lambda s: any(_outside(each.path) for each in s.data.s3),
+        "holds a path that is not inside the workspace",
+    ),
+    (
+        ("data", "s3"),
+        lambda s: not all(each.url.startswith("s3://") for each in s.data.s3),
+        "holds a url that is not s3://bucket/prefix",
+    ),
     (
         ("tokenizer", "path"),
         lambda s: s.tokenizer.path is not None and _outside(s.tokenizer.path),

@@ -71,11 +71,28 @@ class TokenizerSettings(_Section, frozen=True, kw_only=True):
     probe: str = "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x): return x ** 2  # naïve 世界"
 
 
+class S3Data(_Section, frozen=True, kw_only=True):
+    """A dataset that stays in S3. `path`: its name, a path of the workspace. `url`: s3://bucket/prefix.
+
+    `endpoint_url`: the server, if it is not AWS.
+    """
+
+    path: str
+    url: str
+    endpoint_url: str | None = None
+
+
 class DataSettings(_Section, frozen=True, kw_only=True):
-    """`paths`: folders or files pinned by content, also if git ignores them. `dvc`: pin DVC's datasets too."""
+    """`paths`: folders or files pinned by content, also if git ignores them. `dvc`: pin DVC's datasets too.
+
+    `stay`: datasets of DVC that stay in DVC's remote. `s3`: datasets that stay in S3. m5ws copies neither into the
+    store: a script reads them by `m5ws.data`.
+    """
 
     paths: tuple[str, ...] = ()
     dvc: bool = True
+    stay: tuple[str, ...] = ()
+    s3: tuple[S3Data, ...] = ()
 
 
 class EnvironmentSettings(_Section, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from m5ws.environment.drift import rate
 from m5ws.records.base import Digest
 from m5ws.records.environment import Declared, Determinism
 from m5ws.records.run import LaunchSpec, Run
-from m5ws.records.snapshot import Code, Dataset, Tokenizer
+from m5ws.records.snapshot import Code, Dataset, Manifest, ManifestFile, RemoteDataset, Tokenizer
 from m5ws.records.verdict import Change
 from m5ws.repository.files import trees
 from m5ws.repository.references import arguments, lineage, runs, snapshots
@@ -39,6 +39,7 @@ def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, .
         *_config(repo, old.config, new.config),
         *_tokenizer(repo, old.tokenizer, new.tokenizer),
         *_data(repo, old.datasets, new.datasets),
+        *_remote(repo, old.remote, new.remote),
         *declared(old.declared, new.declared),
         *fields("determinism", old.determinism, new.determinism),
     )
@@ -168,6 +169,37 @@ def _data(repo: Repository, old: Sequence[Dataset], new: Sequence[Dataset]) -> I
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
             yield _dataset(repo, name, before.get(name), after.get(name))
+
+
+def _remote(repo: Repository, old: Sequence[RemoteDataset], new: Sequence[RemoteDataset]) -> Iterator[Change]:
+    """Yield the changes of datasets that stay in their remote. Another place of equal files is no other content."""
+    before, after = ({dataset.name: dataset for dataset in side} for side in (old, new))
+    for name in sorted(before.keys() | after.keys()):
+        one, two = before.get(name), after.get(name)
+        if one == two:
+            continue
+        change = rate("data", name, _remote_pin(one), _remote_pin(two))
+        if one is not None and two is not None and one.manifest == two.manifest:
+            yield msgspec.structs.replace(change, rating="cannot", detail="the place differs; the files are equal")
+            continue
+        files, others = ({file.path: file for file in _manifest(repo, side)} for side in (one, two))
+        kinds = {
+            "added": sorted(others.keys() - files.keys()),
+            "removed": sorted(files.keys() - others.keys()),
+            "changed": sorted(path for path in files.keys() & others.keys() if files[path] != others[path]),
+        }
+        lines = (f"{kind} {len(names)}: {list_names(names)}" for kind, names in kinds.items() if names)
+        yield msgspec.structs.replace(change, detail="\n".join(lines))
+
+
+def _manifest(repo: Repository, dataset: RemoteDataset | None) -> tuple[ManifestFile, ...]:
+    return () if dataset is None else repo.objects.get_record(dataset.manifest, Manifest).files
+
+
+def _remote_pin(dataset: RemoteDataset | None) -> str | None:
+    if dataset is None:
+        return None
+    return f"{dataset.kind} {dataset.hash or dataset.manifest[:16]} in {dataset.url}, {dataset.size_bytes} bytes"
 
 
 def _dataset(repo: Repository, name: str, old: Dataset | None, new: Dataset | None) -> Change:

@@ -18,7 +18,7 @@ from m5ws.repository.files import trees
 from m5ws.repository.files.index import Written
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.files.writer import FileChanged
-from m5ws.snapshot import datasets, partition, unintended
+from m5ws.snapshot import datasets, partition, remote, unintended
 from m5ws.snapshot.context import CaptureContext, CaptureResult
 from m5ws.snapshot.partition import Partition, PinnedPath
 from m5ws.snapshot.sources import pinned_files
@@ -40,7 +40,9 @@ def store(context: CaptureContext) -> CaptureResult:
     context.warn(unintended.warnings(divided.code, state.changed, has_commit=state.commit is not None))
     _store_own(context, divided, contents)
     _store_tokenizer(context, divided.tokenizer, contents)
-    contents.datasets = tuple(_dataset(context, claim, contents) for claim in divided.datasets)
+    contents.remote = tuple(claim.remote for claim in divided.datasets if claim.remote is not None)
+    own = [claim for claim in divided.datasets if claim.remote is None]
+    contents.datasets = tuple(_dataset(context, claim, contents) for claim in own)
     if not contents.unchanged:
         _look_again(context, contents)
     return contents
@@ -54,10 +56,13 @@ def _claims(context: CaptureContext, state: SourceState) -> list[PinnedPath]:
     path = context.settings.tokenizer.path
     tokenizer = partition.tree_path(path) if path is not None else None
     pins = context.datasets.find(context.root, state.files) if context.datasets is not None else ()
+    staying = remote.choose(context.settings.data, pins)
     tracked = [
         datasets.locate(context, pin, reuse=tokenizer is None or not (tokenizer + b"/").startswith(pin.path + b"/"))
         for pin in pins
+        if pin not in staying
     ]
+    tracked += [PinnedPath(path=os.fsencode(each.name), files=(), remote=each) for each in remote.pin(context, staying)]
     own = partition.data_paths(context.settings, pins)
     return [*tracked, *(PinnedPath(path=path, files=_required(context, path)) for path in own)]
 

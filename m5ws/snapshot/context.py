@@ -9,7 +9,7 @@ import msgspec
 from m5ws.config.settings import SEARCH_RULES, Settings
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
-from m5ws.records.snapshot import Dataset, Tokenizer
+from m5ws.records.snapshot import Dataset, RemoteDataset, Tokenizer
 from m5ws.repository.files import trees
 from m5ws.repository.files.index import Index, Written
 from m5ws.repository.files.interface import SourceFile
@@ -115,6 +115,7 @@ class CaptureResult(msgspec.Struct, kw_only=True):
     config: Digest = ""
     tokenizer: Tokenizer | None = None
     datasets: tuple[Dataset, ...] = ()
+    remote: tuple[RemoteDataset, ...] = ()
     files: int = 0
     size_bytes: int = 0
     new_bytes: int = 0

@@ -13,7 +13,7 @@ import msgspec
 
 from m5ws.config.settings import ConfigSettings, Settings
 from m5ws.errors import ConfigError, NotFound
-from m5ws.records.snapshot import Dataset
+from m5ws.records.snapshot import Dataset, RemoteDataset
 from m5ws.repository.files.interface import SourceFile
 from m5ws.snapshot import patterns
 from m5ws.snapshot.sources.interface import SourceState, TrackedDataset
@@ -25,7 +25,8 @@ class PinnedPath(msgspec.Struct, frozen=True, kw_only=True):
     """Files under `path` that are pinned by content, and the dataset if another tool tracks them.
 
     `stored` is the dataset if the store has it completely, with the number of its files: `files` are empty then.
-    `verified` are all files of a tracked dataset; `files` may lack the files of the tokenizer.
+    `verified` are all files of a tracked dataset; `files` may lack the files of the tokenizer. `remote` is a dataset
+    that stays in its remote: files on this machine do not count.
     """
 
     path: bytes
@@ -33,6 +34,7 @@ class PinnedPath(msgspec.Struct, frozen=True, kw_only=True):
     tracked: TrackedDataset | None = None
     stored: tuple[Dataset, int] | None = None
     verified: tuple[SourceFile, ...] = ()
+    remote: RemoteDataset | None = None
 
     def holds(self, path: bytes) -> bool:
         return path == self.path or path.startswith(self.path + b"/")
@@ -84,7 +86,7 @@ def partition_files(
     elsewhere = (*private, *(path + b"/" for path in paths))
     own = [path for path in state.files if path not in taken and not path.startswith(elsewhere)]
     changed = [path for path in state.changed if path not in left_out and not path.startswith(private)]
-    ordered = sorted(claims, key=lambda claim: (claim.tracked is None, claim.path))
+    ordered = sorted(claims, key=lambda claim: (claim.tracked is None and claim.remote is None, claim.path))
     folder = os.path.join(root, "")
     return Partition(
         code=tuple(SourceFile(path=path, location=folder + os.fsdecode(path)) for path in own),

@@ -153,6 +153,7 @@ def _captured(context: CaptureContext, contents: CaptureResult, message: str | N
         datasets=tuple(sorted(contents.datasets, key=lambda dataset: dataset.name)),
         declared=_declared(context),
         determinism=context.settings.determinism,
+        remote=tuple(sorted(contents.remote, key=lambda dataset: dataset.name)),
     )
     snapshot_id = context.repo.objects.digest(codec.encode(snapshot))
     published = None if message else _published_annotation(context, snapshot_id)

@@ -10,15 +10,19 @@ import os
 import posixpath
 import shutil
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from m5ws.errors import CorruptObject, M5Error, MissingExtra, NotFound
 from m5ws.repository import concurrency
 from m5ws.repository.files.interface import SourceFile
 from m5ws.snapshot.sources.interface import TrackedDataset
+
+_FILES = "files/md5"
+"""Folder of the files in a remote of DVC 3."""
 
 
 class UnusablePin(M5Error):
@@ -90,6 +94,45 @@ class Dvc:
             except DvcException as error:
                 raise M5Error(f"DVC cannot fetch {os.fsdecode(dataset.path)}: {error}") from error
 
+    def remote_url(self, root: Path, dataset: TrackedDataset) -> str:
+        """Return the place of a dataset's files in its remote: a folder, or an s3:// URL with the server's options.
+
+        Makes no request. Raises M5Error for another kind of remote, MissingExtra.
+        """
+        name = os.fsdecode(dataset.path)
+        try:
+            from dvc.exceptions import DvcException
+            from dvc.fs import get_fs_config
+            from dvc.repo import Repo
+        except ImportError as error:
+            raise MissingExtra(f"finding the remote of {name}", "dvc") from error
+        try:
+            with Repo(os.fspath(root)) as repo:
+                default = repo.config["core"].get("remote")
+                if not (remote := dataset.remote or default):
+                    raise NotFound(f"{name} has no remote", hint="`dvc remote add -d NAME URL` adds a default remote.")
+                config = get_fs_config(repo.config, name=remote)
+        except DvcException as error:
+            raise M5Error(f"DVC cannot find the remote of {name}: {error}") from error
+        return _place(name, config)
+
+
+def _place(name: str, config: Mapping[str, Any]) -> str:
+    """Return the place of files in a remote with this configuration."""
+    url = str(config["url"]).rstrip("/")
+    versions = config.get("version_aware") or config.get("worktree")
+    if versions or ("://" in url and not url.startswith("s3://")):
+        kind = "versions" if versions else url.partition("://")[0]
+        raise M5Error(
+            f"{name} cannot stay in its remote {url}: m5ws does not read remotes of the kind {kind}",
+            hint="A dataset can stay in a folder or in S3, or take it out of [data] stay in m5ws.toml.",
+        )
+    if not url.startswith("s3://"):
+        return os.path.join(os.path.realpath(url), _FILES)
+    options = {"endpoint_url": config.get("endpointurl"), "region": config.get("region")}
+    query = urlencode({key: value for key, value in options.items() if value}, safe=":/")
+    return f"{url}/{_FILES}" + (f"?{query}" if query else "")
+
 
 # --- pins ------------------------------------------------------------------------------------------
 
@@ -136,7 +179,13 @@ def _dataset(pin: bytes, folder: str, out: dict[str, Any]) -> TrackedDataset:
     if "md5" not in out:
         raise UnusablePin(f"{name} has no md5 for {path!r}")
     return TrackedDataset(
-        path=os.fsencode(inside), pin=pin, hash=str(out["md5"]), executable=bool(out.get("isexec", False))
+        path=os.fsencode(inside),
+        pin=pin,
+        hash=str(out["md5"]),
+        executable=bool(out.get("isexec", False)),
+        remote=out.get("remote"),
+        size_bytes=out.get("size"),
+        is_plain=out.get("hash") == "md5",
     )
 
 

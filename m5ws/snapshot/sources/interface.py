@@ -26,10 +26,14 @@ class TrackedDataset(msgspec.Struct, frozen=True, kw_only=True):
     """A dataset that another tool pins.
 
     `path` is inside the workspace, `pin` is the file that names the dataset, `hash` the tool's own hash of the content.
-    `executable` is the mode in the pin; the mode on disk does not count.
+    `executable` is the mode in the pin; the mode on disk does not count. `remote` is the name of the remote in the pin,
+    `size_bytes` the size in the pin. With `is_plain`, hashes of files are MD5 of their bytes, as in DVC 3.
     """
 
     path: bytes
     pin: bytes
     hash: str
     executable: bool = False
+    remote: str | None = None
+    size_bytes: int | None = None
+    is_plain: bool = True

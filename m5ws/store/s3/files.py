@@ -51,11 +51,11 @@ class S3Files:
         self._connection = Connection(self.location)
         self._requests = Retrier(self.location.url, patience or RetryPolicy(), self._connection.renew)
 
-    def region(self) -> str | None:
-        """Return the region of the bucket, as its server or the URL has it; None if neither has a region."""
-        return self.location.options.region or self._requests.call(
-            "finding the bucket", lambda _: self._connection.bucket_region
-        )
+    def url_with_region(self) -> str:
+        """Return the URL with the region of the bucket, if its server reports a region."""
+        region = self._requests.call("finding the bucket", lambda _: self._connection.bucket_region)
+        options = msgspec.structs.replace(self.location.options, region=region or self.location.options.region)
+        return msgspec.structs.replace(self.location, options=options).url
 
     def versions(self) -> Iterator[Version]:
         """Yield the current version of every object, in the order of keys, without the keys that mark folders."""

@@ -144,6 +144,15 @@ class RunPage:
             if (name, digest) not in logged:
                 tags = [InputTag(f"m5ws.{key}", value[:_TAG_CHARACTERS]) for key, value in about.items()]
                 inputs.append(DatasetInput(Dataset(name=name, digest=digest, source_type="m5ws", source=source), tags))
+        for each in subject.snapshot.remote:
+            full = each.hash or each.manifest
+            name, digest = each.name[:_TAG_CHARACTERS], full if len(full) <= _DIGEST_CHARACTERS else full[:32]
+            about = {"digest": full, "manifest": each.manifest, "kind": each.kind, "size_bytes": str(each.size_bytes)}
+            if (name, digest) not in logged:
+                tags = [InputTag(f"m5ws.{key}", value[:_TAG_CHARACTERS]) for key, value in about.items()]
+                inputs.append(
+                    DatasetInput(Dataset(name=name, digest=digest, source_type="m5ws", source=each.url), tags)
+                )
         for group in _groups(inputs, _METRICS):
             self._client.log_inputs(run.info.run_id, datasets=group)
 

@@ -164,11 +164,13 @@ def _data(snapshot: Snapshot) -> str:
 
     Many datasets become one digest, so that cutting hides no difference.
     """
-    line = ",".join(f"{dataset.name}={(dataset.hash or dataset.tree)[:_SHORT]}" for dataset in snapshot.datasets)
+    digests = [(dataset.name, dataset.hash or dataset.tree) for dataset in snapshot.datasets]
+    digests += [(dataset.name, dataset.hash or dataset.manifest) for dataset in snapshot.remote]
+    line = ",".join(f"{name}={digest[:_SHORT]}" for name, digest in digests)
     if len(line) <= 500:
         return "_".join(line.split()) or ABSENT
-    every = "".join(f"{dataset.name}\0{dataset.hash or dataset.tree}\0" for dataset in snapshot.datasets)
-    return f"{len(snapshot.datasets)}-datasets={hashlib.sha256(every.encode()).hexdigest()[:16]}"
+    every = "".join(f"{name}\0{digest}\0" for name, digest in digests)
+    return f"{len(digests)}-datasets={hashlib.sha256(every.encode()).hexdigest()[:16]}"
 
 
 def _gpu(facts: dict[str, str | None]) -> str:
