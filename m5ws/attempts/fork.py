@@ -5,6 +5,7 @@ A fork has its parent's snapshot and launch spec, except for the given changes.
 
 from collections.abc import Callable, Sequence
 from os.path import normpath
+from posixpath import join
 from typing import Literal
 
 import msgspec
@@ -12,11 +13,15 @@ import msgspec
 from m5ws.attempts import planning
 from m5ws.checkpoints import resolve
 from m5ws.diff import diff
+from m5ws.errors import NotFound
+from m5ws.records import sample_ids
 from m5ws.records.base import Digest
 from m5ws.records.run import LaunchSpec, Parent, Run
+from m5ws.records.snapshot import Manifest
 from m5ws.records.verdict import Change
+from m5ws.repository.files import trees
 from m5ws.repository.objects import is_digest
-from m5ws.repository.references import checkpoints, ids, runs
+from m5ws.repository.references import checkpoints, ids, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import overrides
 
@@ -45,6 +50,7 @@ def new_run(repo: Repository, request: ForkRequest, take_kept: TakeKept = lambda
     origin = runs.load(repo, named.run)
     spec = _spec(origin.spec, request.options)
     snapshot, spec = overrides.change(repo, request.snapshot or origin.snapshot, spec, request.overrides)
+    _refuse_unknown(repo, snapshot, request.options.without)
     parent = Parent(
         run=named.run,
         checkpoint=named.name,
@@ -55,6 +61,21 @@ def new_run(repo: Repository, request: ForkRequest, take_kept: TakeKept = lambda
         kept=is_kept,
     )
     return planning.new_run(snapshot, spec, name=request.options.name, parent=parent)
+
+
+def _refuse_unknown(repo: Repository, snapshot: Digest, paths: Sequence[str]) -> None:
+    """Raise NotFound for a path of `--without` at which a snapshot has no file."""
+    if not paths:
+        return
+    record = snapshots.load(repo, snapshot)
+    known = [entry.name for tree in set(record.trees.values()) for entry in trees.load(repo.objects, tree).entries]
+    for remote in record.remote:
+        files = repo.objects.get_record(remote.manifest, Manifest).files
+        known += [join(remote.folder, file.path) for file in files]
+    for path in map(normpath, paths):
+        if not any(sample_ids.covers(path, each) for each in known):
+            hint = f"Paths are relative to the workspace; `m5ws show {snapshot[:12]}` lists the datasets."
+            raise NotFound(f"--without {path}: the snapshot has no file there", hint=hint)
 
 
 def _start(repo: Repository, text: str, take_kept: TakeKept) -> tuple[resolve.CheckpointRef, bool]:

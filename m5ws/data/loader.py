@@ -9,6 +9,7 @@ files, decode samples and collate them, and return batches in shared memory.
 Invariant: `state_dict` is the position after the last batch that was handed out, and equal on all ranks.
 """
 
+import os
 import queue
 import tempfile
 import threading
@@ -32,6 +33,7 @@ from m5ws.data.order import Range, format_ranges
 from m5ws.data.source import Piece, Shards, Source
 from m5ws.data.stream import Cursor, Stream
 from m5ws.errors import M5Error, UsageError
+from m5ws.records import sample_ids
 from m5ws.training.runtime import context
 
 _AHEAD = 2
@@ -101,7 +103,7 @@ class Loader:
         self.rank, self.world = _ranks(rank, world)
         if batch_size < 1 or batch_size % self.world:
             raise UsageError(f"batch_size={batch_size} is of all ranks together, and there are {self.world} ranks")
-        self._without = tuple(without if without is not None else getattr(spec, "without", ()))
+        self._without = tuple(without if without is not None else () if spec is None else spec.without)
         folder = Path(cache) if cache is not None else self._cache(active)
         code = active.context.snapshot if active is not None else ""
         listed = [sources] if isinstance(sources, Source) else list(sources)
@@ -200,7 +202,7 @@ class Loader:
             "sources": [
                 {
                     "name": stream.shards.name,
-                    "dataset": stream.shards.dataset.name,
+                    "folder": stream.shards.dataset.folder,
                     "digest": stream.shards.dataset.digest,
                     "format": stream.shards.format,
                     "length": stream.shards.source.length,
@@ -229,7 +231,7 @@ class Loader:
         left_out = {
             number
             for number, path in enumerate(shards.index.files)
-            if any(_covers(item, f"{dataset.name}/{path}") for item in self._without)
+            if any(sample_ids.covers(item, os.path.join(dataset.folder, path)) for item in self._without)
         }
         return Stream(shards, left_out)
 
@@ -448,11 +450,6 @@ def _integers(weights: Sequence[float]) -> list[int]:
     fractions = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(item.denominator for item in fractions))
     return [int(item * scale) for item in fractions]
-
-
-def _covers(item: str, path: str) -> bool:
-    """Return True if a path is a file, or lies in a folder, that is named."""
-    return path == item or path.startswith(f"{item.rstrip('/')}/")
 
 
 def _unchanged(batch: Any) -> Any:

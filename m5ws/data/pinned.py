@@ -31,12 +31,15 @@ class PinnedFile(msgspec.Struct, frozen=True):
 class PinnedDataset:
     """The files of a dataset, sorted by path. It can be pickled, and used by several threads and processes.
 
-    `digest` is the digest of the manifest or of the tree. Outside of `m5ws run` it is a digest of names, sizes and
-    times of the files.
+    `folder` is the path in the workspace to which the paths of the files are relative. `digest` is the digest of the
+    manifest or of the tree. Outside of `m5ws run` it is a digest of names, sizes and times of the files.
     """
 
-    def __init__(self, name: str, digest: str, files: Sequence[PinnedFile], place: "Path | RemoteFiles") -> None:
+    def __init__(
+        self, name: str, folder: str, digest: str, files: Sequence[PinnedFile], place: "Path | RemoteFiles"
+    ) -> None:
         self.name = name
+        self.folder = folder
         self.digest = digest
         self.files = tuple(files)
         self._place = place
@@ -89,7 +92,8 @@ def of_remote(remote: RemoteFiles, name: str, inner: str = "") -> PinnedDataset:
     if not files:
         raise NotFound(f"{name} has no file in the snapshot", hint="`m5ws show` lists the datasets of a snapshot.")
     digest = _part_digest(remote.digest, inner) if inner else remote.digest
-    return PinnedDataset(name, digest, [PinnedFile(file.path, file.size_bytes, file.digest) for file in files], remote)
+    pinned = [PinnedFile(file.path, file.size_bytes, file.digest) for file in files]
+    return PinnedDataset(name, remote.remote.folder, digest, pinned, remote)
 
 
 def _inner(path: str, dataset: str) -> str | None:
@@ -117,7 +121,7 @@ def _local(name: str, location: Path, digest: str | None) -> PinnedDataset:
     content = repr([(path, status.st_size, status.st_mtime_ns) for path, status in ordered])
     digest = digest or hashlib.sha256(content.encode()).hexdigest()
     files = [PinnedFile(path, status.st_size) for path, status in ordered]
-    return PinnedDataset(name, digest, files, folder.absolute())
+    return PinnedDataset(name, name if folder == location else os.path.dirname(name), digest, files, folder.absolute())
 
 
 def _walk(folder: Path) -> Iterator[str]:

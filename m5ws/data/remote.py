@@ -40,7 +40,7 @@ class RemoteFiles:
         """Return the path of a file in the cache. Raises CorruptObject, NotFound, FileTooLarge, M5Error, OSError."""
         cache, origin = self._open()
         file = self.files[path]
-        name = f"{self.remote.name}/{file.path}" if file.path != os.path.basename(self.remote.name) else file.path
+        name = os.path.join(self.remote.folder, file.path)
 
         def download(descriptor: int) -> None:
             try:

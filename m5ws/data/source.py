@@ -35,10 +35,15 @@ class File(Protocol):
 
 
 class Dataset(Protocol):
-    """A data set as `m5ws.data.pinned` opens it. `fetch` waits for the verified file with a number."""
+    """A data set as `m5ws.data.pinned` opens it. `fetch` waits for the verified file with a number.
+
+    `folder` is the path in the workspace to which the paths of the files are relative.
+    """
 
     @property
     def name(self) -> str: ...
+    @property
+    def folder(self) -> str: ...
     @property
     def digest(self) -> str: ...
     @property

@@ -30,3 +30,8 @@ def _ranges(parts: Iterable[str]) -> Iterable[tuple[int, int]]:
     for part in parts:
         start, _, stop = part.partition("-")
         yield int(start), int(stop)
+
+
+def covers(named: str, path: str) -> bool:
+    """Return True if a path of a file is the named path, or below it."""
+    return path == named or path.startswith(f"{named.rstrip('/')}/")

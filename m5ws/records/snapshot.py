@@ -1,5 +1,6 @@
 """Records of a snapshot: code, configuration, tokenizer, data and environment."""
 
+import posixpath
 from typing import Annotated, Literal
 
 import msgspec
@@ -65,6 +66,12 @@ class RemoteDataset(Record, frozen=True, kw_only=True):
     size_bytes: Count
     files: Count
     hash: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """The path in the workspace to which the paths of the files are relative. A file is a dataset of DVC alone."""
+        is_file = self.kind == "dvc" and not (self.hash or "").endswith(".dir")
+        return posixpath.dirname(self.name) if is_file else self.name
 
 
 class Snapshot(Record, tag="snapshot/1", frozen=True, kw_only=True, omit_defaults=True):

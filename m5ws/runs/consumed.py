@@ -8,6 +8,7 @@ Invariant: a run whose steps do not record all samples is never reported as a ru
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from posixpath import join
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -218,10 +219,11 @@ class _Places:
     """The positions of the wanted samples in the order of one source, by epoch."""
 
     def __init__(self, source: "SourceOrder", paths: set[str], row: int | None) -> None:
-        prefix = f"{source.dataset}/"
         files = source.index.files
         self._source, self._row = source, row
-        self._files = [file for file in files if any(covers(path, prefix + file) for path in paths)]
+        self._files = [
+            file for file in files if any(sample_ids.covers(path, join(source.folder, file)) for path in paths)
+        ]
         self._epochs: dict[int, tuple[list[int], list[int]]] = {}
 
     def count(self, ranges: str) -> dict[int, int]:
@@ -254,11 +256,6 @@ def _places(order: DataOrder, paths: set[str], row: int | None) -> dict[str, _Pl
     return {name: _Places(source, paths, row) for name, source in sources.items()}
 
 
-def covers(named: str, path: str) -> bool:
-    """Return True if a path is the named file, or in the named folder or dataset."""
-    return path == named or path.startswith(f"{named}/")
-
-
 def _paths_of(repo: Repository, run: Run, digest: str | None) -> set[str]:
     """Return the paths of the files of a run's datasets with a digest, as `md5:…`, `sha256:…` or its hex alone."""
     if digest is None:
@@ -267,11 +264,11 @@ def _paths_of(repo: Repository, run: Run, digest: str | None) -> set[str]:
     paths = set[str]()
     for dataset in snapshot.datasets:
         entries = trees.load(repo.objects, dataset.tree).entries
-        paths |= {f"{dataset.name}/{entry.name}" for entry in entries if entry.digest == digest}
+        paths |= {entry.name for entry in entries if entry.digest == digest}
     for remote in snapshot.remote:
         files = repo.objects.get_record(remote.manifest, Manifest).files
         paths |= {
-            f"{remote.name}/{file.path}" for file in files if digest in (file.digest, file.digest.partition(":")[2])
+            join(remote.folder, file.path) for file in files if digest in (file.digest, file.digest.partition(":")[2])
         }
     return paths
 

@@ -5,6 +5,7 @@ import shlex
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from m5ws.data.order import SourceOrder, parse_ranges, sources_of
 from m5ws.records.ledger import Step
@@ -61,6 +62,15 @@ def test_each_step_records_its_samples_and_they_are_found_again(trained: tuple[W
     known = workspace.history(runs[0]).steps[0][3]
     assert known.batch is not None
     assert _steps_of(workspace.json("consumed", runs[0], "--match", known.batch)) == {3: None}
+    named = workspace.json("consumed", runs[0], "--file", "data/docs/part-2.jsonl")
+    content = (workspace.root / "data" / "docs" / "part-2.jsonl").read_bytes()
+    assert workspace.json("consumed", runs[0], "--match", blake3(content).hexdigest())["steps"] == named["steps"]
+
+
+def test_a_fork_without_a_file_that_does_not_exist_is_refused(trained: tuple[Workspace, list[str]]) -> None:
+    workspace, runs = trained
+    refused = workspace.m5ws("fork", f"{runs[0]}@3", "--without", "data/docs/part-77.jsonl", expect=3)
+    assert "data/docs/part-77.jsonl: the snapshot has no file there" in refused.stderr
 
 
 def test_a_recalled_document_is_found_in_all_runs_and_a_fork_as_printed_never_reads_it(
