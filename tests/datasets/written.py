@@ -19,7 +19,7 @@ class Folder:
     """Stands for a pinned data set: the files below a folder."""
 
     def __init__(self, root: Path, name: str = "data/web") -> None:
-        self.root, self.name = root, name
+        self.root, self.name, self.folder = root, name, name
         self.files = [File(str(path.relative_to(root))) for path in sorted(root.rglob("*")) if path.is_file()]
         self.digest = f"{name}-{len(self.files)}"
 

@@ -90,10 +90,7 @@ class Follower:
         """Deliver the whole run, and return the numbers of records that MLflow lacked. `dry_run` changes nothing."""
         from m5ws.tracking.mlflow.run_page import RunPage, find
 
-        for attempt, rank, event in self._tail.poll():
-            with self._skipping(f"an event of rank {rank}"):
-                self._take(attempt, rank, event)
-        self._queue.extend(self._points.take(self._skipping))
+        self._read()
         subject, uri = tags.load(self._repo, self._options.run), self._options.tracking_uri
         snapshot, path = subject.snapshot, database(uri)
         # A request would create an embedded store.
@@ -118,10 +115,8 @@ class Follower:
 
     def advance(self, *, last: bool = False, look: bool = True) -> None:
         """Read new events if `look`, and deliver all. `last`: the supervisor has ended, so nothing follows."""
-        for attempt, rank, event in self._tail.poll() if look else ():
-            with self._skipping(f"an event of rank {rank}"):
-                self._take(attempt, rank, event)
-        self._queue.extend(self._points.take(self._skipping))
+        if look:
+            self._read()
         # Until then, a script may start its own MLflow run, which becomes the run's page.
         if last or self._queue or self._checkpoints or self._ended:
             try:
@@ -168,6 +163,13 @@ class Follower:
         for name in (run.id,) if verdict is None else (verdict.run, *verdict.replays):
             Follower(msgspec.structs.replace(self._options, run=name)).judge()
         (directory / UNTOLD).unlink(missing_ok=True)
+
+    def _read(self) -> None:
+        """Read new events of the ledger, and queue the points that are complete."""
+        for attempt, rank, event in self._tail.poll():
+            with self._skipping(f"an event of rank {rank}"):
+                self._take(attempt, rank, event)
+        self._queue.extend(self._points.take(self._skipping))
 
     def _take(self, attempt: int, rank: str, event: AnyEvent) -> None:
         self._points.add(attempt, rank, event)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from m5ws import locks
@@ -118,11 +118,12 @@ class Mlflow:
             Follower(self.options(run, once=True)).judge()
 
     def sync(self, run: str, *, dry_run: bool, progress: Progress | None) -> SyncReport:
-        from m5ws.tracking.mlflow.client import client
+        from m5ws.tracking.mlflow.client import client, is_missing
 
         if not dry_run:
             self.migrate()
-        with client(self.tracking_uri):
+        # A client creates an embedded store.
+        with nullcontext() if is_missing(self.tracking_uri) else client(self.tracking_uri):
             return Follower(self.options(run, once=True)).replay(dry_run=dry_run, progress=progress)
 
     def logged(self, run: str) -> LoggedResults:
