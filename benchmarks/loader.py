@@ -33,7 +33,8 @@ class File:
 class Folder:
     """The files of a folder, as an open data set."""
 
-    name, digest = "data/many", "benchmark"
+    name = folder = "data/many"
+    digest = "benchmark"
 
     def __init__(self, root: Path, files: int) -> None:
         self.root = root

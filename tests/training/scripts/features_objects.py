@@ -83,7 +83,8 @@ def elastic(seed: int) -> Made:
 class _Windows:
     """Token files in the place of a pinned data set."""
 
-    name, digest = "data/tokens", "drawn"
+    name = folder = "data/tokens"
+    digest = "drawn"
 
     def __init__(self, root: Path) -> None:
         self.files = [SimpleNamespace(path=f"{number}.npy") for number in range(5)]
