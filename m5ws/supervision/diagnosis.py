@@ -1,6 +1,5 @@
 """The cause of a failed attempt, from its logs and the failures that its ranks recorded."""
 
-import itertools
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -146,10 +145,12 @@ def _evidence(repo: Repository, run: str, attempt: int) -> tuple[tuple[RankStack
 
 
 def _recorded(repo: Repository, run: str, attempt: int) -> Recorded:
-    """Return the records in the last batches of all nodes."""
+    """Return the records in the last batches of all nodes, back to a step: a process can outlive its script."""
     failures, nodes, steps = dict[int, RankEnded](), dict[int, int](), dict[int, dict[int, float]]()
     for node in ledger.nodes(repo, run, attempt):
-        for batch in itertools.islice(ledger.backwards(repo, run, attempt, node), _LAST_BATCHES):
+        for number, batch in enumerate(ledger.backwards(repo, run, attempt, node)):
+            if number >= _LAST_BATCHES and any(nodes[rank] == node for rank in steps):
+                break
             for origin, event in ledger.decode(batch):
                 if not origin.isdigit():
                     continue
