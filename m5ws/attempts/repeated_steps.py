@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from m5ws.errors import M5Error
 from m5ws.records.ledger import AnyEvent, Observation, State, Step
+from m5ws.records.sample_ids import parse_ranges
 from m5ws.repository.repository import Repository
 from m5ws.runs.history import History, load
 
@@ -163,8 +164,6 @@ def moved_positions(earlier: History, step: Step) -> Iterator[str]:
 
 def _bounds(ranges: str, samples: int) -> tuple[int, int]:
     """Return the first position of ranges, and the position after the last, counted from the start of epoch 0."""
-    first, *_, last = [*ranges.split(","), ranges.rpartition(",")[2]]
-    epoch, _, bounds = first.partition(":")
-    start = int(epoch) * samples + int(bounds.partition("-")[0])
-    epoch, _, bounds = last.partition(":")
-    return start, int(epoch) * samples + int(bounds.partition("-")[2])
+    parsed = parse_ranges(ranges)
+    (first, start, _), (last, _, stop) = parsed[0], parsed[-1]
+    return first * samples + start, last * samples + stop

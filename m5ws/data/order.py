@@ -8,7 +8,7 @@ Invariant: nothing depends on the ranks, the workers, or earlier calls. No file 
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 
 from m5ws.data.recent import Recent
+from m5ws.records.sample_ids import Range
 
-Range = tuple[int, int, int]
-"""An epoch, and the first position and the position after the last of a range in the order of that epoch."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _KEPT_EPOCHS, _KEPT_WINDOWS = 2, 4
@@ -123,29 +122,6 @@ class Order:
         return self._windows.get((epoch, number), permute)
 
 
-def format_ranges(ranges: Iterable[Range]) -> str:
-    """Return ranges as text, adjacent ranges as one: "0:1024-1040,1:0-8"."""
-    merged: list[Range] = []
-    for epoch, start, stop in ranges:
-        if start >= stop:
-            continue
-        if merged and merged[-1][0] == epoch and merged[-1][2] == start:
-            merged[-1] = (epoch, merged[-1][1], stop)
-        else:
-            merged.append((epoch, start, stop))
-    return ",".join(f"{epoch}:{start}-{stop}" for epoch, start, stop in merged)
-
-
-def parse_ranges(text: str) -> list[Range]:
-    """Return the ranges of `format_ranges`. Raises ValueError."""
-    ranges = []
-    for part in filter(None, text.split(",")):
-        epoch, _, bounds = part.partition(":")
-        start, _, stop = bounds.partition("-")
-        ranges.append((int(epoch), int(start), int(stop)))
-    return ranges
-
-
 def runs_of(epoch: int, positions: Array) -> list[Range]:
     """Return sorted positions of an epoch as ranges."""
     if not len(positions):
@@ -164,16 +140,6 @@ class SourceOrder:
         self.index = index
         self.order = Order(index.counts, seed=seed, window=described["window"], shuffle=described["shuffle"])
         self._numbers = {path: number for number, path in enumerate(index.files)}
-
-    def samples_at(self, ranges: str) -> list[tuple[int, str, int]]:
-        """Return the epoch, the path in the data set and the row of each sample in ranges of positions, in order."""
-        samples = []
-        for epoch, start, stop in parse_ranges(ranges):
-            files, rows = self.order.locate(epoch, start, stop)
-            samples += [
-                (epoch, self.index.files[file], row) for file, row in zip(files.tolist(), rows.tolist(), strict=True)
-            ]
-        return samples
 
     def positions_of(self, epoch: int, path: str, row: int | None = None) -> list[Range]:
         """Return the positions of a file's samples in an epoch, or of one row of the file; none for another path."""

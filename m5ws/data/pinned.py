@@ -16,6 +16,7 @@ from m5ws.data.remote import RemoteFiles
 from m5ws.errors import NotFound, UsageError
 from m5ws.records.base import Digest
 from m5ws.records.launch import Context
+from m5ws.records.sample_ids import covers
 from m5ws.records.snapshot import Manifest, Snapshot
 from m5ws.repository.repository import Repository
 
@@ -87,8 +88,7 @@ def open_in_run(repo: Repository, context: Context, path: str) -> PinnedDataset:
 
 def of_remote(remote: RemoteFiles, name: str, inner: str = "") -> PinnedDataset:
     """Return the files of a remote dataset at and below `inner`. Raises NotFound if there are none."""
-    prefix = f"{inner}/" if inner else ""
-    files = [file for file in remote.files.values() if file.path == inner or file.path.startswith(prefix)]
+    files = [file for file in remote.files.values() if not inner or covers(inner, file.path)]
     if not files:
         raise NotFound(f"{name} has no file in the snapshot", hint="`m5ws show` lists the datasets of a snapshot.")
     digest = _part_digest(remote.digest, inner) if inner else remote.digest
@@ -98,9 +98,7 @@ def of_remote(remote: RemoteFiles, name: str, inner: str = "") -> PinnedDataset:
 
 def _inner(path: str, dataset: str) -> str | None:
     """Return the path relative to a dataset; "" for the dataset itself, None outside of it."""
-    if path == dataset:
-        return ""
-    return path.removeprefix(f"{dataset}/") if path.startswith(f"{dataset}/") else None
+    return path[len(dataset) + 1 :] if covers(dataset, path) else None
 
 
 def _part_digest(digest: Digest, inner: str) -> str:

@@ -166,15 +166,20 @@ class Shards:
 
     def _open(self, file: int) -> Reader:
         def read() -> Reader:
-            beside = self._beside.get(file)
-            path = None if beside is None else self.dataset.fetch(beside)
-            name = self.index.files[file]
-            reader = FORMATS[self.format].open(self.fetch(file), path, name, self._options)
+            reader = self._read_file(file)
             if len(reader) != self.index.counts[file]:
-                raise BadFile(f"{name} has {len(reader)} samples, and its index has {self.index.counts[file]}")
+                raise BadFile(
+                    f"{self.index.files[file]} has {len(reader)} samples, and its index has {self.index.counts[file]}"
+                )
             return reader
 
         return self._readers.get(file, read)
+
+    def _read_file(self, file: int) -> Reader:
+        beside = self._beside.get(file)
+        path = None if beside is None else self.dataset.fetch(beside)
+        name = self.dataset.files[self._numbers[file]].path
+        return FORMATS[self.format].open(self.fetch(file), path, name, self._options)
 
     def _read(self, file: int, row: int) -> Any:
         return self._open(file)[row]
@@ -229,9 +234,7 @@ class Shards:
             return 1
         if known.count_beside is not None and beside is not None:
             return known.count_beside(self.dataset.fetch(beside), self._options)
-        path = None if beside is None else self.dataset.fetch(beside)
-        name = self.dataset.files[self._numbers[file]].path
-        return len(known.open(self.fetch(file), path, name, self._options))
+        return len(self._read_file(file))
 
 
 def _find_format(dataset: Dataset) -> str:

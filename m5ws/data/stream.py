@@ -13,9 +13,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from m5ws.data.order import Array, Order, Range, runs_of
+from m5ws.data.order import Array, Order, runs_of
 from m5ws.data.source import Piece, Shards
 from m5ws.errors import UsageError
+from m5ws.records.sample_ids import Range
 
 
 class Cursor(msgspec.Struct):
@@ -38,6 +39,9 @@ class _Documents(NamedTuple):
     files: Array
     rows: Array
     lengths: Array
+
+
+_NONE = _Documents(*[np.zeros(0, dtype=np.int64)] * 5)
 
 
 class Taken(NamedTuple):
@@ -91,30 +95,27 @@ class Stream:
 
     def take(self, count: int) -> Taken:
         """Return the next samples, and move the cursor after them."""
+        if not count:
+            return Taken(_NONE, _NONE.lengths, self.length, self._extra, [])
         cursor, done = self.cursor, count * self.length
-        documents = self._read(done + (self._extra if count else 0))
+        documents = self._read(done + self._extra)
         ends = np.cumsum(documents.lengths) - cursor.offset
         used = np.flatnonzero((documents.lengths > 0) & (ends - documents.lengths < done + self._extra) & (ends > 0))
-        ranges = (
-            []
-            if not count
-            else [
-                item
-                for epoch in np.unique(documents.epochs[used]).tolist()
-                for item in runs_of(epoch, documents.positions[used][documents.epochs[used] == epoch])
-            ]
-        )
-        if count:
-            last = int(np.searchsorted(ends, done, side="right"))
-            if last < len(ends):
-                cursor.epoch, cursor.position = int(documents.epochs[last]), int(documents.positions[last])
-                cursor.offset = int(done - (ends[last] - documents.lengths[last]))
-            else:
-                cursor.epoch, cursor.position, cursor.offset = (
-                    int(documents.epochs[-1]),
-                    int(documents.positions[-1]) + 1,
-                    0,
-                )
+        ranges = [
+            item
+            for epoch in np.unique(documents.epochs[used]).tolist()
+            for item in runs_of(epoch, documents.positions[used][documents.epochs[used] == epoch])
+        ]
+        last = int(np.searchsorted(ends, done, side="right"))
+        if last < len(ends):
+            cursor.epoch, cursor.position = int(documents.epochs[last]), int(documents.positions[last])
+            cursor.offset = int(done - (ends[last] - documents.lengths[last]))
+        else:
+            cursor.epoch, cursor.position, cursor.offset = (
+                int(documents.epochs[-1]),
+                int(documents.positions[-1]) + 1,
+                0,
+            )
         if cursor.position >= self.order.samples:
             cursor.epoch, cursor.position = cursor.epoch + 1, 0
         return Taken(documents, ends, self.length, self._extra, ranges)
@@ -143,12 +144,7 @@ class Stream:
             if unseen <= 0:
                 raise self._empty()
             epoch, position = (epoch + 1, 0) if stop == self.order.samples else (epoch, stop)
-        empty = np.zeros(0, dtype=np.int64)
-        return (
-            _Documents(*(np.concatenate([empty, *parts]) for parts in zip(*blocks, strict=True)))
-            if blocks
-            else (_Documents(empty, empty, empty, empty, empty))
-        )
+        return _Documents(*map(np.concatenate, zip(*blocks, strict=True)))
 
     def _lengths(self, files: Array, rows: Array) -> Array:
         lengths = np.where(self._left_out[files], 0, 1)

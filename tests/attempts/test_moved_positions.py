@@ -3,8 +3,8 @@
 import random
 
 from m5ws.attempts.repeated_steps import moved_positions
-from m5ws.data.order import format_ranges
 from m5ws.records.ledger import DataOrder, Step
+from m5ws.records.sample_ids import format_ranges
 from m5ws.runs.history import History
 
 _SAMPLES = 20

@@ -17,6 +17,7 @@ from m5ws.data.order import sources_of
 from m5ws.errors import UsageError
 from tests.datasets import mixture, written
 from tests.datasets.written import Folder
+from tests.support.records.samples import samples_at
 
 _STEPS = 40
 _RANKS = (1, 2, 3, 4, 8)
@@ -94,7 +95,7 @@ def test_recorded_ranges_name_the_samples_of_each_step(pack: bool, tmp_path: Pat
             batch = next(loader)
         ids = {int(token) for row in batch for token in ([row["id"]] if isinstance(row, dict) else row)}
         ranges = loader.take_consumed()
-        found = orders["web"].samples_at(ranges["web"])
+        found = samples_at(orders["web"], ranges["web"])
         assert {shards[int(path[:3])][row]["id"] for _, path, row in found} == ids, step
         assert len(ranges["web"]) < 100
     assert loader.take_consumed() == {}

@@ -7,8 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.data.order import Index, Order, format_ranges, parse_ranges, sources_of
+from m5ws.data.order import Index, Order, sources_of
+from m5ws.records.sample_ids import format_ranges, parse_ranges
 from tests.datasets import reference
+from tests.support.records.samples import samples_at
 
 _COUNTS = st.lists(st.integers(0, 6), min_size=1, max_size=9).filter(any)
 
@@ -52,13 +54,13 @@ def test_a_described_source_returns_samples_of_positions_and_positions_of_files(
     assert Index.decode(index.encode()) == index
     described = {"name": "web", "folder": "data/web", "window": 2, "shuffle": True, "index": "d"}
     source = sources_of({"seed": 7, "sources": [described]}, {"d": index.encode()}.__getitem__)["web"]
-    seen = source.samples_at("0:0-9,0:9-14")
+    seen = samples_at(source, "0:0-9,0:9-14")
     assert sorted(seen) == sorted(
         (0, path, row) for path, count in zip(index.files, index.counts, strict=True) for row in range(count)
     )
     for path in index.files:
         ranges = source.positions_of(0, path)
-        assert {(p, r) for _, p, r in source.samples_at(format_ranges(ranges))} == {
+        assert {(p, r) for _, p, r in samples_at(source, format_ranges(ranges))} == {
             (p, r) for _, p, r in seen if p == path
         }
     assert source.positions_of(0, "other.npy") == []

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from m5ws.data.order import SourceOrder, parse_ranges, sources_of
+from m5ws.data.order import SourceOrder, sources_of
 from m5ws.records.ledger import Step
+from m5ws.records.sample_ids import parse_ranges
+from tests.support.records.samples import samples_at
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _FILES, _ROWS, _BATCH, _STEPS = 6, 4, 4, 8
@@ -34,7 +36,7 @@ def _source(workspace: Workspace, run: str) -> SourceOrder:
 def _samples(workspace: Workspace, run: str) -> dict[int, list[tuple[int, str, int]]]:
     """Return the samples of each step of a run, in order."""
     source, steps = _source(workspace, run), workspace.history(run).steps[0]
-    return {number: source.samples_at(step.samples["docs"]) for number, step in steps.items()}
+    return {number: samples_at(source, step.samples["docs"]) for number, step in steps.items()}
 
 
 def _steps_of(found: Any) -> dict[int, int]:
