@@ -45,13 +45,16 @@ def open_url(url: str, kind: str) -> Origin:
     def key(file: ManifestFile) -> str:
         return file.path if kind == "s3" else key_of_dvc(file.digest.removeprefix("md5:"))
 
-    if not url.startswith("s3://"):
-        return FolderOrigin(Path(url), key)
+    return S3Origin(s3_files(url), key) if url.startswith("s3://") else FolderOrigin(Path(url), key)
+
+
+def s3_files(url: str, needed_by: str = "a dataset in S3") -> "S3Files":
+    """Return the files at an s3:// URL. Makes no request. Raises MissingExtra."""
     try:
         from m5ws.store.s3.files import S3Files
     except ModuleNotFoundError as error:
-        raise MissingExtra("a dataset in S3", "s3") from error
-    return S3Origin(S3Files(url), key)
+        raise MissingExtra(needed_by, "s3") from error
+    return S3Files(url)
 
 
 class FolderOrigin:
@@ -72,17 +75,14 @@ class FolderOrigin:
         sink.finish(str(location))
 
     def sizes(self, keys: Iterable[str]) -> Mapping[str, int]:
-        wanted = set(keys)
-        folders = sorted({os.path.dirname(key) for key in wanted})
-        found = concurrency.for_each(self._sizes_in, folders)
-        return {key: size for listed in found for key, size in listed.items() if key in wanted}
+        return _sizes(self._sizes_in, keys)
 
-    def _sizes_in(self, folder: str) -> dict[str, int]:
+    def _sizes_in(self, folder: str) -> list[tuple[str, int]]:
         try:
             with os.scandir(self._folder / folder) as entries:
-                return {os.path.join(folder, entry.name): entry.stat().st_size for entry in entries}
+                return [(os.path.join(folder, entry.name), entry.stat().st_size) for entry in entries]
         except FileNotFoundError:
-            return {}
+            return []
 
     def read(self, key: str) -> bytes:
         try:
@@ -101,15 +101,19 @@ class S3Origin:
         self._files.download(self._key(file), file.version, file.size_bytes, begin)
 
     def sizes(self, keys: Iterable[str]) -> Mapping[str, int]:
-        wanted = set(keys)
-        folders = sorted({os.path.dirname(key) for key in wanted})
-        found = concurrency.for_each(self._files.sizes, folders)
-        return {key: size for listed in found for key, size in listed if key in wanted}
+        return _sizes(self._files.sizes, keys)
 
     def read(self, key: str) -> bytes:
         content = _Content()
         self._files.download(key, None, 0, content.begin)
         return bytes(content.data)
+
+
+def _sizes(sizes_in: Callable[[str], list[tuple[str, int]]], keys: Iterable[str]) -> Mapping[str, int]:
+    """Return the sizes of the existing `keys`, with one list for each of their folders."""
+    wanted = set(keys)
+    folders = sorted({os.path.dirname(key) for key in wanted})
+    return {key: size for sizes in concurrency.for_each(sizes_in, folders) for key, size in sizes if key in wanted}
 
 
 class _Content:

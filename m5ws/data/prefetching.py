@@ -9,17 +9,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from m5ws.data import origins
 from m5ws.data.remote import RemoteFiles
-from m5ws.errors import MissingExtra
 from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Manifest
 from m5ws.repository import concurrency
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
-
-_SPARE = 16
-"""Eviction leaves this fraction (1/16) of a cache free."""
+from m5ws.store.cache import limit
 
 
 class RemoteUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +58,8 @@ def uses(repo: Repository, snapshot_id: Digest, cache: tuple[Path, int]) -> list
             missing=len(missing),
             missing_bytes=sum(missing.values()),
             region=next(iter(parse_qs(urlsplit(remote.url).query).get("region", ())), None) if is_s3 else None,
-            here=_here(remote.url) if is_s3 else None,
-            fits=remote.size_bytes <= cache[1] - cache[1] // _SPARE,
+            here=origins.s3_files(remote.url).here if is_s3 else None,
+            fits=remote.size_bytes <= limit.capacity(cache[1]),
         )
         found.append((use, files))
     return found
@@ -74,11 +72,3 @@ def fetch(files: RemoteFiles, progress: Progress | None = None) -> None:
     for file, _ in zip(missing, concurrency.for_each(lambda file: files.fetch(file.path), missing), strict=True):
         done += file.size_bytes
         report(progress, f"fetching {files.remote.name}", done, total)
-
-
-def _here(url: str) -> str | None:
-    try:
-        from m5ws.store.s3.files import S3Files
-    except ModuleNotFoundError as error:
-        raise MissingExtra("a dataset in S3", "s3") from error
-    return S3Files(url).here

@@ -14,7 +14,7 @@ import msgspec
 
 from m5ws.config.settings import DataSettings, S3Data
 from m5ws.data import origins
-from m5ws.errors import ConfigError, CorruptObject, MissingExtra, NotFound
+from m5ws.errors import ConfigError, CorruptObject, NotFound
 from m5ws.progress import report
 from m5ws.records import codec
 from m5ws.records.snapshot import Manifest, RemoteDataset
@@ -144,12 +144,9 @@ def _files_of(origin: origins.Origin, dataset: TrackedDataset, name: str, url: s
 
 
 def _pin_s3(context: CaptureContext, wanted: S3Data) -> RemoteDataset:
-    try:
-        from m5ws.store.s3.files import S3Files
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"the dataset {wanted.path}", "s3") from error
     name = os.fsdecode(tree_path(wanted.path))
-    files = S3Files(f"{wanted.url}?endpoint_url={wanted.endpoint_url}" if wanted.endpoint_url else wanted.url)
+    address = f"{wanted.url}?endpoint_url={wanted.endpoint_url}" if wanted.endpoint_url else wanted.url
+    files = origins.s3_files(address, f"the dataset {wanted.path}")
     url = files.url_with_region()
     report(context.progress, f"listing {name} in {wanted.url}")
     versions = list(files.versions())

@@ -22,13 +22,18 @@ _SPARE = 16
 """A trim leaves this fraction (1/16) free, so that trims are rare."""
 
 
+def capacity(limit_bytes: int) -> int:
+    """Return the bytes that a cache has after a trim."""
+    return limit_bytes - limit_bytes // _SPARE
+
+
 class CacheLimit:
     """The size limit of a cache directory, shared by all processes that use it."""
 
     def __init__(self, entries: LocalStore, limit_bytes: int) -> None:
         self._entries = entries
         self.limit_bytes = limit_bytes
-        self.capacity_bytes = limit_bytes - limit_bytes // _SPARE
+        self.capacity_bytes = capacity(limit_bytes)
 
     def take(self, size_bytes: int) -> None:
         """Count an entry that is about to appear, and evict others if the limit is exceeded. Raises OSError."""
