@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
 from m5ws.errors import UsageError
+from m5ws.wording import lists
 
 if TYPE_CHECKING:
     from m5ws.runs.consumed import Consumption
@@ -79,7 +81,9 @@ def _everywhere(context: click.Context, path: str, as_json: bool) -> int:
     if as_json:
         output.print_json(
             {
-                "consumed": [consumed.as_mapping(found, query.file) for found in seen],
+                "consumed": [
+                    {**msgspec.structs.asdict(found), "command": consumed.command(found, query.file)} for found in seen
+                ],
                 "not_consumed": [found.run for found in every if not found.steps and not found.unknown],
                 "unknown": [{"run": found.run, "why": found.unknown} for found in unknown],
             }
@@ -94,7 +98,7 @@ def _everywhere(context: click.Context, path: str, as_json: bool) -> int:
     for found in unknown:
         output.echo(f"run {found.run}: not known", *(f"  {line}" for line in found.unknown))
     others = len(every) - len(seen) - len(unknown)
-    output.print_note(f"{others} other run{'s' * (others != 1)} consumed no sample of {query.file}")
+    output.print_note(f"{lists.count(others, 'other run')} consumed no sample of {query.file}")
     return 0 if seen else _ABSENT
 
 
@@ -103,7 +107,7 @@ def _steps(found: "Consumption") -> Iterator[str]:
         steps = f"step {each.first}" if each.first == each.last else f"steps {each.first}-{each.last}"
         of = f" of run {each.run}" if each.run != found.run else ""
         epoch = f", epoch {each.epoch}" if each.epoch is not None else ""
-        yield f"{steps}{of}: {each.source}{epoch}, {each.samples} sample{'s' * (each.samples != 1)}"
+        yield f"{steps}{of}: {each.source}{epoch}, {lists.count(each.samples, 'sample')}"
     if not found.steps and not found.unknown:
         yield "no step consumed it"
     yield from (f"not known: {line}" for line in found.unknown)

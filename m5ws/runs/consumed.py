@@ -6,8 +6,10 @@ fork the steps of its parent up to the fork. Steps are read one after another, a
 Invariant: a run whose steps do not record all samples is never reported as a run without the sample.
 """
 
+import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from os.path import normpath
 from posixpath import join
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ import msgspec
 from m5ws.errors import M5Error, UsageError
 from m5ws.records import sample_ids
 from m5ws.records.base import Record
-from m5ws.records.ledger import DataOrder, Step
+from m5ws.records.ledger import Step
 from m5ws.records.run import Run
 from m5ws.records.snapshot import Manifest
 from m5ws.repository import removals
@@ -77,10 +79,6 @@ class Consumption(Record, frozen=True, kw_only=True):
     """Valid checkpoints of the run that such a step leads to."""
     before: str | None = None
     """The last checkpoint, as RUN@STEP, that no such step leads to."""
-
-    @property
-    def first(self) -> int | None:
-        return min((each.first for each in self.steps), default=None)
 
 
 def find(repo: Repository, run_id: str, query: Query) -> Consumption:
@@ -210,8 +208,12 @@ class _Search:
     def _places(self, step: int) -> "dict[str, _Places]":
         attempt = self._history.attempt_of(step) or 0
         if attempt not in self._sources:
+            from m5ws.data.order import sources_of
+
             order = self._history.orders.get(attempt)
-            self._sources[attempt] = _places(order, self._paths, self._query.row) if order is not None else {}
+            sources = sources_of(order.description, order.indexes.__getitem__) if order is not None else {}
+            row = self._query.row
+            self._sources[attempt] = {name: _Places(source, self._paths, row) for name, source in sources.items()}
         return self._sources[attempt]
 
 
@@ -228,10 +230,8 @@ class _Places:
 
     def count(self, ranges: str) -> dict[int, int]:
         """Return the number of wanted samples in ranges of positions, by epoch, without zeros."""
-        from m5ws.data.order import parse_ranges
-
         counts: dict[int, int] = {}
-        for epoch, start, stop in parse_ranges(ranges) if self._files else ():
+        for epoch, start, stop in sample_ids.parse_ranges(ranges) if self._files else ():
             starts, stops = self._positions(epoch)
             at = max(bisect_right(starts, start) - 1, 0)
             while at < len(starts) and starts[at] < stop:
@@ -247,13 +247,6 @@ class _Places:
                 self._epochs.pop(next(iter(self._epochs)))
             self._epochs[epoch] = [start for _, start, _ in ranges], [stop for _, _, stop in ranges]
         return self._epochs[epoch]
-
-
-def _places(order: DataOrder, paths: set[str], row: int | None) -> dict[str, _Places]:
-    from m5ws.data.order import sources_of
-
-    sources = sources_of(order.description, order.indexes.__getitem__)
-    return {name: _Places(source, paths, row) for name, source in sources.items()}
 
 
 def _paths_of(repo: Repository, run: Run, digest: str | None) -> set[str]:
@@ -275,8 +268,6 @@ def _paths_of(repo: Repository, run: Run, digest: str | None) -> set[str]:
 
 def query(sample: str | None, file: str | None, match: str | None) -> Query:
     """Return the query of the options of a command. Raises UsageError unless one is given."""
-    from os.path import normpath
-
     if sum(each is not None for each in (sample, file, match)) != 1:
         raise UsageError(
             "one of --sample, --file and --match is needed",
@@ -290,11 +281,4 @@ def query(sample: str | None, file: str | None, match: str | None) -> Query:
 
 def command(found: Consumption, path: str) -> str | None:
     """Return the command that forks a run before it consumed the samples of a path; None without a checkpoint."""
-    import shlex
-
     return shlex.join(("m5ws", "fork", found.before, "--without", path)) if found.before is not None else None
-
-
-def as_mapping(found: Consumption, path: str) -> Mapping[str, object]:
-    """Return as plain data, with the command."""
-    return {**msgspec.structs.asdict(found), "command": command(found, path)}
