@@ -56,6 +56,8 @@ class Loader:
     distributed: ClassVar[bool] = False
     """Whether torch's process group is initialised."""
     stateful: ClassVar[bool] = True
+    _loader: Any
+    """The peer's loader: an iterable of batches with a `state_dict`, except where a class overrides its uses."""
 
     @abstractmethod
     def prepare(self, folder: Path) -> list[Path]:
@@ -65,12 +67,12 @@ class Loader:
     def start(self, folder: Path, place: Place, state: State | None) -> None:
         """Make the loader. `state`: of the same loader in an earlier process."""
 
-    @abstractmethod
     def batches(self, epoch: int) -> Iterator[Array]:
         """Yield the batches of an epoch: after `start` with a state of this epoch, the rest."""
+        return (np.asarray(batch) for batch in self._loader)
 
     def state(self) -> State:
-        return None
+        return self._loader.state_dict() if self.stateful else None
 
 
 class Table(Loader):
@@ -115,9 +117,6 @@ class StatefulDataLoader(Table):
         self._sampler.set_epoch(epoch)
         return (batch.numpy() for batch in self._loader)
 
-    def state(self) -> State:
-        return self._loader.state_dict()
-
 
 class Nodes(Table):
     """torchdata.nodes with threads: sampler, batcher, mapper."""
@@ -141,12 +140,6 @@ class Nodes(Table):
         )
         if state is not None:
             self._loader.load_state_dict(state)
-
-    def batches(self, epoch: int) -> Iterator[Array]:
-        return (np.asarray(batch) for batch in self._loader)
-
-    def state(self) -> State:
-        return self._loader.state_dict()
 
 
 class Mosaic(Loader):
@@ -187,9 +180,6 @@ class Mosaic(Loader):
     def batches(self, epoch: int) -> Iterator[Array]:
         return (batch["x"].numpy() for batch in self._loader)
 
-    def state(self) -> State:
-        return self._loader.state_dict()
-
 
 class LitData(Loader):
     """litdata, with its elastic resume: one canonical node. Its search for a newer version is switched off."""
@@ -226,9 +216,6 @@ class LitData(Loader):
 
     def batches(self, epoch: int) -> Iterator[Array]:
         return (batch["x"].numpy() for batch in self._loader)
-
-    def state(self) -> State:
-        return self._loader.state_dict()
 
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -270,9 +257,6 @@ class Datasets(Loader):
     def batches(self, epoch: int) -> Iterator[Array]:
         self._rows.set_epoch(epoch)
         return iter(self._loader)
-
-    def state(self) -> State:
-        return self._loader.state_dict()
 
 
 def _stack(samples: list[dict[str, Array]]) -> Array:
@@ -406,12 +390,6 @@ class M5ws(Loader):
         )
         if state is not None:
             self._loader.load_state_dict(state)
-
-    def batches(self, epoch: int) -> Iterator[Array]:
-        return (np.asarray(batch) for batch in self._loader)
-
-    def state(self) -> State:
-        return self._loader.state_dict()
 
 
 def _numbers(record: bytes) -> Array:

@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,16 +22,6 @@ from tests.support.workspace.workspaces import Workspace, make_workspace
 pytestmark = pytest.mark.services
 
 
-def _states(workspace: Workspace, run: str) -> Any:
-    """Return the contents of a run's checkpoints, and the fingerprints of all ranks after each step."""
-    found = workspace.history(run)
-    states = {
-        rank: {step: (value.tensors, value.generators) for step, value in series.items()}
-        for rank, series in found.states.items()
-    }
-    return found.contents, states
-
-
 @pytest.mark.soak
 def test_two_nodes_of_two_ranks_have_the_bits_of_one_machine_and_are_reproduced_there(
     tmp_path: Path, on_batch: Callable[[Workspace], Workspace], monkeypatch: pytest.MonkeyPatch
@@ -41,8 +30,8 @@ def test_two_nodes_of_two_ranks_have_the_bits_of_one_machine_and_are_reproduced_
     run = workspace.json("run", "--on", "cloud", "--nodes", "2")["run"]["id"]
     assert workspace.json("wait", run)["standing"] == "finished"
     alone = workspace.json("run", "--nproc", "4")["run"]["id"]
-    expected = _states(workspace, alone)
-    assert expected[1].keys() == {0, 1, 2, 3} and _states(workspace, run) == expected
+    expected = workspace.states(alone)
+    assert expected[1].keys() == {0, 1, 2, 3} and workspace.states(run) == expected
     assert [start.node for start in ledger.node_starts(workspace.repo, run, 1)] == [0, 1]
     # Outside of the image, nothing is comparable.
     assert workspace.json("reproduce", run, expect=2)["outcome"] == "not comparable"

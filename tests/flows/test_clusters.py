@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,16 +65,6 @@ def _ends(workspace: Workspace, run: str) -> list[EndReason | None]:
     return [attempt.reason for attempt in state.load(workspace.repo, run).attempts]
 
 
-def _states(workspace: Workspace, run: str) -> Any:
-    """Return the contents of a run's checkpoints, and the fingerprints of all ranks after each step."""
-    found = workspace.history(run)
-    states = {
-        rank: {step: (value.tensors, value.generators) for step, value in series.items()}
-        for rank, series in found.states.items()
-    }
-    return found.contents, states
-
-
 def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
     tmp_path: Path, on_slurm: Callable[[Workspace], Workspace], on_hosts: Callable[[Workspace], Workspace]
 ) -> None:
@@ -87,7 +76,7 @@ def test_jobs_on_slurm_and_on_hosts_train_the_bits_of_one_machine(
         assert workspace.json("wait", run) == {"run": run, "standing": "finished", "status": 0}
         assert len(list(ledger.node_starts(workspace.repo, run, 1))) == 2
     alone = workspace.train("--nproc", "2")
-    assert _states(workspace, submitted["big"]) == _states(workspace, submitted["lab"]) == _states(workspace, alone)
+    assert workspace.states(submitted["big"]) == workspace.states(submitted["lab"]) == workspace.states(alone)
     # A job of another partition has filled the cache before.
     first, then = jobs.of_run(workspace.repo, submitted["big"])
     assert first.command == ("prefetch", submitted["big"]) and then.command == ()
@@ -190,10 +179,10 @@ def test_two_nodes_of_two_ranks_on_slurm_and_on_hosts_are_reproduced_on_one_mach
     for run in submitted:
         assert workspace.json("wait", run)["standing"] == "finished"
     alone = workspace.json("run", "--nproc", "4")["run"]["id"]
-    expected = _states(workspace, alone)
+    expected = workspace.states(alone)
     assert expected[1].keys() == {0, 1, 2, 3}
     for run in submitted:
-        assert _states(workspace, run) == expected
+        assert workspace.states(run) == expected
         assert workspace.json("reproduce", run)["outcome"] == ("sampled" if kind == "observed" else "reproduced")
     assert fsck.check(workspace.repo, read_data=True).damage == ()
 

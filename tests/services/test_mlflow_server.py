@@ -4,10 +4,8 @@ Each page equals the page of an undisturbed run on SQLite, field by field and me
 """
 
 import os
-import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,11 +20,10 @@ from m5ws.tracking.mlflow.client import TrackerError
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.conftest import loud_skip
-from tests.support.machine import postgres
+from tests.support.machine import mlflow_server, postgres
 from tests.support.network.gate import PASSWORD, USER, Gate
 from tests.support.records import mlflow_runs as written
 from tests.support.records.mlflow_pages import page_content
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.services
 
@@ -79,35 +76,22 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
         f"admin_username = {USER}\nadmin_password = {PASSWORD}\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     argv = [sys.executable, "-P", "-m", "mlflow", "server", "--app-name", "basic-auth", "--workers", "1"]
-    argv += ["--port", str(port), "--artifacts-destination", str(folder / "artifacts")]
+    argv += ["--artifacts-destination", str(folder / "artifacts"), "--port"]
     own = {"MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"), "MLFLOW_FLASK_SERVER_SECRET_KEY": "k" * 32}
     own |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with postgres.server(programs) as address, open(folder / "log", "wb") as log:
+    with postgres.server(programs) as address:
         environment = os.environ | own | {"MLFLOW_BACKEND_STORE_URI": address}
-        process = subprocess.Popen(argv, env=environment, cwd=folder, stdout=log, stderr=log)
-        try:
-            wait_for(lambda: process.poll() is not None or _is_up(port))
-            assert process.poll() is None, (folder / "log").read_text()[-2000:]
-            with Gate(port, asks=False, certificate=pair) as gate, pytest.MonkeyPatch.context() as patch:
-                patch.setenv("MLFLOW_TRACKING_USERNAME", USER)
-                patch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
-                patch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", str(folder / "ca.pem"))
-                patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-                yield gate
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _is_up(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-            return True
-    except OSError:
-        return False
+        with (
+            mlflow_server.running(lambda port: [*argv, str(port)], folder, environment) as port,
+            Gate(port, asks=False, certificate=pair) as gate,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setenv("MLFLOW_TRACKING_USERNAME", USER)
+            patch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+            patch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", str(folder / "ca.pem"))
+            patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+            yield gate
 
 
 @pytest.fixture(scope="module")

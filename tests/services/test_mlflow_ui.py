@@ -5,9 +5,6 @@ M5WS_SCREENSHOTS=docs/images makes the test write the pictures of docs/how-to/co
 
 import json
 import os
-import socket
-import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -27,6 +24,7 @@ from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.conftest import loud_skip
+from tests.support.machine import mlflow_server
 from tests.support.machine.chromium import Browser, executable
 from tests.support.records import mlflow_runs as written
 
@@ -77,17 +75,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     client = MlflowClient(tracker.tracking_uri)
     ids = [find(client, run.id)[0] for run in pages]
     _judge(repo, tracker, *pages)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with open(directory / "log", "wb") as log:
-        server = subprocess.Popen(tracker.ui_argv(port), cwd=directory, stdout=log, stderr=log)
-    try:
-        _until_up(server, tracker.ui_url(port))
+    with mlflow_server.running(tracker.ui_argv, directory) as port:
         yield Site(tracker.ui_url(port), client.get_run(ids[0]).info.experiment_id, *ids)
-    finally:
-        server.terminate()
-        server.wait()
 
 
 @pytest.fixture
@@ -132,16 +121,6 @@ def _judge(repo: Repository, tracker: Mlflow, original: Run, changed: Run) -> No
     runs.publish_verdict(repo, verdict)
     for name in (verdict.run, *verdict.replays):
         tracker.refresh(name)
-
-
-def _until_up(server: subprocess.Popen[bytes], url: str) -> None:
-    while server.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=60):  # noqa: S310 — our own loopback
-                return
-        except OSError:
-            time.sleep(0.2)
-    pytest.fail("the MLflow server ended")
 
 
 def _compare(browser: Browser, site: Site, *ids: str) -> None:

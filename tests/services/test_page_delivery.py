@@ -5,10 +5,8 @@ The page of a run during an outage equals the page of an undisturbed run, in all
 
 import os
 import re
-import socket
 import subprocess
 import sysconfig
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ from m5ws.store.local import LocalStore
 from m5ws.tracking.interface import TRACKED
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
+from tests.support.machine import mlflow_server
 from tests.support.network.gate import PASSWORD, USER, Gate
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
@@ -110,29 +109,12 @@ class _Site(msgspec.Struct):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """A gate before a real MLflow server."""
     folder = tmp_path_factory.mktemp("server")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     own = Mlflow(f"sqlite:///{folder}/mlflow.db", "own", "", folder / "runs")
     own.migrate()
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(own.ui_argv(port), cwd=folder, stdout=log, stderr=log)
-    try:
-        wait_for(lambda: _is_up(port))
-        with Gate(port) as gate, pytest.MonkeyPatch.context() as patch:
-            for name, value in _VARIABLES.items():
-                patch.setenv(name, value)
-            yield gate
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _is_up(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-            return True
-    except OSError:
-        return False
+    with mlflow_server.running(own.ui_argv, folder) as port, Gate(port) as gate, pytest.MonkeyPatch.context() as patch:
+        for name, value in _VARIABLES.items():
+            patch.setenv(name, value)
+        yield gate
 
 
 @pytest.fixture(scope="module")

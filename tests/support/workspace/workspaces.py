@@ -112,6 +112,15 @@ class Workspace(msgspec.Struct, frozen=True):
     def history(self, run: str) -> History:
         return history.load(self.repo, run)
 
+    def states(self, run: str) -> tuple[Any, dict[int, dict[int, Any]]]:
+        """Return the contents of a run's checkpoints, and the fingerprints of all ranks after each step."""
+        loaded = self.history(run)
+        states = {
+            rank: {step: (value.tensors, value.generators) for step, value in series.items()}
+            for rank, series in loaded.states.items()
+        }
+        return loaded.contents, states
+
     def edit(self, path: str, old: str, new: str) -> None:
         """Change a file of the checkout, which must contain the old text."""
         file = self.root / path
