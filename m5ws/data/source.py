@@ -15,16 +15,15 @@ import blake3
 import msgspec
 import numpy as np
 
-from m5ws import locks
 from m5ws.data.formats import FORMATS, BadFile, Cut, Options, Reader
 from m5ws.data.order import Array, Index
 from m5ws.data.recent import Recent
 from m5ws.errors import UsageError
 from m5ws.filesystem import write_atomically
+from m5ws.store.cache.limit import alone
 
 _COUNTING_THREADS = 8
 _KEPT_DOCUMENTS = 64
-_STRIPES = 256
 
 
 class File(Protocol):
@@ -195,13 +194,9 @@ class Shards:
         path = self._measured / f"{file}.npy"
         if not path.exists():
             self._measured.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._measured / f"lock-{file % _STRIPES}", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                locks.acquire(descriptor, inf)
+            with alone(self._measured, str(file), inf):
                 if not path.exists():
                     write_atomically(path, self._measure(file).tobytes())
-            finally:
-                locks.release(descriptor)
         return np.fromfile(path, np.int32)
 
     def _measure(self, file: int) -> Array:

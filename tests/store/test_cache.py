@@ -12,7 +12,7 @@ from m5ws.errors import CorruptObject, NotFound
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
 from m5ws.repository.objects import Objects, key
-from m5ws.store.cache import cache
+from m5ws.store.cache import cache, limit
 from m5ws.store.cache.cache import CachedStore
 from m5ws.store.local import LocalStore
 from tests.support.stores.counting_store import CountingStore
@@ -237,11 +237,11 @@ def test_threads_that_miss_the_same_object_send_one_request(far: CountingStore, 
 
 
 def test_a_reader_waits_only_briefly_for_a_hanging_fetch(
-    far: CountingStore, near: CachedStore, objects: Objects, monkeypatch: pytest.MonkeyPatch
+    far: CountingStore, objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_PATIENCE_S", 0.05)
     digest = _put(far, b"content")
-    with near._alone(key(digest)):
+    with limit.alone(tmp_path / "cache", key(digest), 0):
         assert objects.get(digest) == b"content"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
-from m5ws.store.cache import cache
+from m5ws.store.cache import cache, limit
 from m5ws.store.cache.cache import CachedStore
 from m5ws.store.local import LocalStore
 from tests.conftest import loud_skip
@@ -98,7 +98,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path, monkeypatch: pytes
     near = CachedStore(LocalStore(tmp_path / "far"), tmp_path / "cache", 2**30)
     child = os.fork()
     if child == 0:
-        with near._alone(key(digest)):
+        with limit.alone(tmp_path / "cache", key(digest), 0):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     assert near.get(key(digest))

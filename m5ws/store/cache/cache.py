@@ -10,15 +10,13 @@ import errno
 import logging
 import os
 import time
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from m5ws import locks
 from m5ws.errors import ObjectExists
 from m5ws.store import permissions
-from m5ws.store.cache.limit import CacheLimit, open_shared
+from m5ws.store.cache.limit import CacheLimit, alone
 from m5ws.store.cache.references import References
 from m5ws.store.interface import Buffer, ObjectStat, ObjectStore
 from m5ws.store.local import LocalStore, read
@@ -34,7 +32,6 @@ _TOUCH_S = 60.0
 """Uses of an entry within this time are recorded once, so there is one write a minute instead of one per read."""
 _PATIENCE_S = 60.0
 """Longest wait for another process that fetches the same object, before this process fetches the object itself."""
-_STRIPES = 4096
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FREED_BYTES = 64 * 2**20
 """Bytes freed at once on a full disk: the size of the largest chunk."""
@@ -98,7 +95,7 @@ class CachedStore:
             return data
         if key in self._large and (start or length is not None):
             return self.origin.get(key, start, length)
-        with self._alone(key):
+        with alone(self._entries.root, key, _PATIENCE_S):
             data = self._read(key, start, length)
             return self._fetch(key, start, length) if data is None else data
 
@@ -170,28 +167,6 @@ class CachedStore:
                 return data[start : start + length] if within and length else self.origin.get(key, start, length)
         self._keep(key, data)
         return data if not start and length is None else data[start : None if length is None else start + length]
-
-    @contextmanager
-    def _alone(self, key: str) -> Iterator[None]:
-        """Hold the lock of an object while it is fetched, so that a machine fetches it once.
-
-        The kernel releases the lock of a killed process; the wait for a hanging process ends after _PATIENCE_S. No
-        process holds two of these locks, so there is no deadlock. If the file system has no locks, every process
-        fetches.
-        """
-        name = f"{zlib.crc32(key.encode()) % _STRIPES:03x}"
-        try:
-            descriptor = open_shared(self._entries.root, f"locks/{name}")
-        except OSError:
-            yield
-            return
-        try:
-            # If the lock times out, or the file system has no locks, the object may be fetched twice.
-            with suppress(OSError):
-                locks.acquire(descriptor, _PATIENCE_S)
-            yield
-        finally:
-            locks.release(descriptor)
 
     # --- keeping -----------------------------------------------------------------------------------
 

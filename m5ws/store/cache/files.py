@@ -10,21 +10,20 @@ import logging
 import os
 import threading
 import time
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
 from m5ws import locks
 from m5ws.errors import M5Error, ObjectExists
-from m5ws.store.cache.limit import FILES, CacheLimit, open_shared
+from m5ws.store.cache.limit import FILES, CacheLimit, alone
 from m5ws.store.local import LocalStore
 
 _HELD = 64
 """Files that a process holds: more than a loader reads at a time."""
-_STRIPES = 4096
 _TOUCH_S = 60.0
 
 _log = logging.getLogger(__name__)
@@ -75,7 +74,8 @@ class FileCache:
         if size_bytes > self._room.capacity_bytes:
             limit = f"a cache of {self._room.limit_bytes:,} bytes"
             raise FileTooLarge(f"a file of {size_bytes:,} bytes does not fit into {limit} in {self._entries.root}")
-        with self._alone(name):
+        # The download of another process has its own time limits.
+        with alone(self._entries.root, name, inf, "file-"):
             while not self._hold(name, size_bytes, is_intact):
                 self._download(name, size_bytes, download)
         return self._path(name)
@@ -131,19 +131,6 @@ class FileCache:
                 surplus.append(self._held.popitem(last=False)[1])
         for each in surplus:
             locks.release(each)
-
-    @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """Hold the lock of a file while it is downloaded. No thread holds two of these locks."""
-        stripe = f"{zlib.crc32(name.encode()) % _STRIPES:03x}"
-        descriptor = open_shared(self._entries.root, f"locks/file-{stripe}")
-        try:
-            with suppress(OSError):
-                # The download of another process has its own time limits.
-                locks.acquire(descriptor, float("inf"))
-            yield
-        finally:
-            locks.release(descriptor)
 
     def _path(self, name: str) -> Path:
         return self._entries.root / _key(name)

@@ -7,6 +7,7 @@ for entries filled during a trim. Filling an entry costs a lock and eight bytes.
 
 import math
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from m5ws.store.local import LocalStore
 _OBJECTS = "objects/"
 FILES = "objects/files/"
 """Prefix of the files of remote datasets, each under the digest that its manifest has."""
+_STRIPES = 4096
 _SPARE = 16
 """A trim leaves this fraction (1/16) free, so that trims are rare."""
 
@@ -99,6 +101,26 @@ class CacheLimit:
             yield descriptor if locks.acquire(descriptor, wait_s) else None
         finally:
             locks.release(descriptor)
+
+
+@contextmanager
+def alone(root: Path, name: str, wait_s: float, kind: str = "") -> Iterator[None]:
+    """Hold the lock of an entry of a kind while a process fetches the entry, so that a machine fetches it once.
+
+    The kernel releases the lock of a killed process. No process holds two locks of a kind, so there is no deadlock. If
+    the wait ends after `wait_s`, or the file system has no locks, the entry may be fetched twice.
+    """
+    try:
+        descriptor = open_shared(root, f"locks/{kind}{zlib.crc32(name.encode()) % _STRIPES:03x}")
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            locks.acquire(descriptor, wait_s)
+        yield
+    finally:
+        locks.release(descriptor)
 
 
 def open_shared(root: Path, name: str) -> int:
