@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -58,7 +58,9 @@ def pin(context: CaptureContext, staying: Sequence[TrackedDataset]) -> list[Remo
     ]
 
 
-def _pinned(context: CaptureContext, kind: str, name: str, url: str, files: list[dict[str, object]]) -> RemoteDataset:
+def _pinned(
+    context: CaptureContext, kind: Literal["dvc", "s3"], name: str, url: str, files: list[dict[str, object]]
+) -> RemoteDataset:
     """Return a dataset whose manifest is durable. Raises CorruptObject for an invalid path or digest."""
     ordered = sorted(files, key=lambda file: str(file["path"]))
     try:
@@ -70,11 +72,8 @@ def _pinned(context: CaptureContext, kind: str, name: str, url: str, files: list
     objects = context.repo.objects
     digest = objects.digest(codec.encode(manifest)) if context.dry_run else objects.put_record(manifest)
     size_bytes = sum(file.size_bytes for file in manifest.files)
-    assert kind in ("dvc", "s3")
-    return RemoteDataset(
-        name=name, kind="dvc" if kind == "dvc" else "s3", url=url, manifest=digest, size_bytes=size_bytes,
-        files=len(manifest.files),
-    )  # fmt: skip
+    number = len(manifest.files)
+    return RemoteDataset(name=name, kind=kind, url=url, manifest=digest, size_bytes=size_bytes, files=number)
 
 
 _LIST = "Restore the list in the remote, or upload the dataset again."
@@ -175,8 +174,7 @@ def _digests(
     reads = [each for each in unknown if stated[_mark(each)] is None]
     if reads:
         size_bytes = sum(each.size_bytes for each in reads)
-        what = f"{len(reads):,} objects of {name} have no SHA-256 in S3: {size_bytes:,} bytes are read once"
-        context.warn([what])
+        context.warn([f"{len(reads):,} objects of {name} have no SHA-256 in S3: {size_bytes:,} bytes are read once"])
     done = 0
     for each, digest in zip(reads, concurrency.for_each(partial(_read, files), reads), strict=True):
         stated[_mark(each)] = digest
