@@ -71,7 +71,8 @@ class Loader:
       start of the next epoch.
     - `prefetch`: batches that each worker makes ahead. `threads`: threads of this process that fetch files ahead.
     - `without`: paths of files or data sets whose samples are left out; those of a fork with `--without`.
-    - `cache`: folder of indexes and measured lengths; the run's cache. `start_method`: of the workers.
+    - `cache`: folder of indexes, and of the lengths that a run measures; the run's cache.
+    - `start_method`: of the workers.
 
     The DataLoader inside has a generator of its own, so reading draws nothing from the global generators. An
     iteration goes on at the position, also after `break`.
@@ -104,10 +105,12 @@ class Loader:
         if batch_size < 1 or batch_size % self.world:
             raise UsageError(f"batch_size={batch_size} is of all ranks together, and there are {self.world} ranks")
         self._without = tuple(without if without is not None else () if spec is None else spec.without)
-        folder = Path(cache) if cache is not None else self._cache(active)
-        code = active.context.snapshot if active is not None else ""
+        self._own = own = tempfile.TemporaryDirectory(prefix="m5ws-samples-")
+        folder = Path(cache) if cache is not None else _cache(active) or Path(own.name)
+        # Only a run pins its code and arguments. Ranks of a node share the lengths, and so does a resume.
+        measured = folder / f"run-{active.context.run}" if active is not None else Path(own.name)
         listed = [sources] if isinstance(sources, Source) else list(sources)
-        streams = [self._open(item, folder, code) for item in listed]
+        streams = [self._open(item, folder, measured) for item in listed]
         if len({stream.shards.name for stream in streams}) < len(streams):
             raise UsageError("two sources of a loader have one name", hint="Name each source: Source(name=…).")
         if steps_per_epoch is None and len(streams) == 1 and not streams[0].shards.measures:
@@ -221,26 +224,19 @@ class Loader:
 
     # --- surroundings
 
-    def _open(self, source: Source, folder: Path, code: str) -> Stream:
+    def _open(self, source: Source, folder: Path, measured: Path) -> Stream:
         dataset = source.dataset
         if isinstance(dataset, str):
             from m5ws.data.pinned import open_dataset
 
             dataset = open_dataset(dataset)
-        shards = Shards(source, dataset, folder, code, self.seed)
+        shards = Shards(source, dataset, folder, measured, self.seed)
         left_out = {
             number
             for number, path in enumerate(shards.index.files)
             if any(sample_ids.covers(item, os.path.join(dataset.folder, path)) for item in self._without)
         }
         return Stream(shards, left_out)
-
-    def _cache(self, active: Any) -> Path:
-        """Return the folder of indexes and lengths: of the run's cache, or of this loader alone."""
-        if active is not None and (cache := active.context.files or active.context.copies):
-            return Path(cache) / "samples"
-        self._own = tempfile.TemporaryDirectory(prefix="m5ws-samples-")
-        return Path(self._own.name)
 
     def _forget(self) -> None:
         """Forget the batches that were made ahead."""
@@ -426,6 +422,12 @@ class _Ahead:
         while (fetch := self._work.get()) is not None and not self._closed:
             with suppress(M5Error, OSError):
                 fetch()
+
+
+def _cache(active: Any) -> Path | None:
+    """Return the folder of indexes and lengths in the run's cache, if there is one."""
+    cache = active.context.files or active.context.copies if active is not None else ""
+    return Path(cache) / "samples" if cache else None
 
 
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
