@@ -117,12 +117,10 @@ def find(repo: Repository, run_id: str, query: Query) -> Consumption:
 
 
 def everywhere(repo: Repository, query: Query) -> Iterator[Consumption]:
-    """Yield as `find` for each run of the store; a run that cannot be read is unknown."""
-    removed = removals.removed_runs(repo)
+    """Yield as `find` for each run of the store; a run that was removed, or that cannot be read, is unknown."""
     for run_id in runs.ids(repo):
         try:
-            if run_id not in removed:
-                yield find(repo, run_id, query)
+            yield find(repo, run_id, query)
         except M5Error as error:
             yield Consumption(run=run_id, unknown=(str(error),), exists=False)
 

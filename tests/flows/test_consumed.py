@@ -164,3 +164,6 @@ def test_a_file_is_not_known_in_steps_with_ids_of_other_kinds(trained: tuple[Wor
             assert not found["steps"] and "steps 1-3" in found["unknown"][0]
     assert _steps_of(workspace.json("consumed", "ids", "--sample", "./x#1")) == {2: None}
     assert _steps_of(workspace.json("consumed", "ids", "--sample", "s3://b//doc#1")) == {1: None, 2: None, 3: None}
+    workspace.m5ws("rm", "ids")
+    unknown = workspace.json("consumed", "--everywhere", "data/docs/part-2.jsonl")["unknown"]
+    assert any("was removed" in each["why"][0] for each in unknown)
