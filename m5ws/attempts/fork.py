@@ -5,7 +5,6 @@ A fork has its parent's snapshot and launch spec, except for the given changes.
 
 from collections.abc import Callable, Sequence
 from os.path import normpath
-from posixpath import join
 from typing import Literal
 
 import msgspec
@@ -14,12 +13,9 @@ from m5ws.attempts import planning
 from m5ws.checkpoints import resolve
 from m5ws.diff import diff
 from m5ws.errors import NotFound
-from m5ws.records import sample_ids
 from m5ws.records.base import Digest
 from m5ws.records.run import LaunchSpec, Parent, Run
-from m5ws.records.snapshot import Manifest
 from m5ws.records.verdict import Change
-from m5ws.repository.files import trees
 from m5ws.repository.objects import is_digest
 from m5ws.repository.references import checkpoints, ids, runs, snapshots
 from m5ws.repository.repository import Repository
@@ -50,7 +46,9 @@ def new_run(repo: Repository, request: ForkRequest, take_kept: TakeKept = lambda
     origin = runs.load(repo, named.run)
     spec = _spec(origin.spec, request.options)
     snapshot, spec = overrides.change(repo, request.snapshot or origin.snapshot, spec, request.overrides)
-    _refuse_unknown(repo, snapshot, request.options.without)
+    # A fork of a fork leaves out the samples that its parent left out.
+    left_out = (*origin.spec.without, *_left_out(repo, snapshot, request.options.without))
+    spec = msgspec.structs.replace(spec, without=tuple(dict.fromkeys(left_out)))
     parent = Parent(
         run=named.run,
         checkpoint=named.name,
@@ -63,19 +61,15 @@ def new_run(repo: Repository, request: ForkRequest, take_kept: TakeKept = lambda
     return planning.new_run(snapshot, spec, name=request.options.name, parent=parent)
 
 
-def _refuse_unknown(repo: Repository, snapshot: Digest, paths: Sequence[str]) -> None:
-    """Raise NotFound for a path of `--without` at which a snapshot has no file."""
-    if not paths:
-        return
-    record = snapshots.load(repo, snapshot)
-    known = [entry.name for tree in set(record.trees.values()) for entry in trees.load(repo.objects, tree).entries]
-    for remote in record.remote:
-        files = repo.objects.get_record(remote.manifest, Manifest).files
-        known += [join(remote.folder, file.path) for file in files]
+def _left_out(repo: Repository, snapshot: Digest, paths: Sequence[str]) -> tuple[str, ...]:
+    """Return all names of the paths of `--without`. Raises NotFound for a path at which a snapshot has no file."""
+    left_out: list[str] = []
     for path in map(normpath, paths):
-        if not any(sample_ids.covers(path, each) for each in known):
+        if not (names := snapshots.names_of(repo, snapshot, path)):
             hint = f"Paths are relative to the workspace; `m5ws show {snapshot[:12]}` lists the datasets."
             raise NotFound(f"--without {path}: the snapshot has no file there", hint=hint)
+        left_out += names
+    return tuple(left_out)
 
 
 def _start(repo: Repository, text: str, take_kept: TakeKept) -> tuple[resolve.CheckpointRef, bool]:
@@ -111,8 +105,7 @@ def _spec(spec: LaunchSpec, options: planning.RunOptions) -> LaunchSpec:
     fields: Sequence[str] = LaunchSpec.__struct_fields__
     given = {name: getattr(options, name) for name in planning.RunOptions.__struct_fields__ if name in fields}
     given["environment"] = spec.environment | options.environment
-    # A fork of a fork leaves out the samples that its parent left out.
-    given["without"] = tuple(dict.fromkeys((*spec.without, *map(normpath, options.without))))
+    given["without"] = spec.without
     changed = msgspec.structs.replace(spec, **{name: value for name, value in given.items() if value not in (None, ())})
     if options.command or options.trainer or options.nproc:
         trainer, nproc = planning.processes(changed.command, options, spec.trainer, spec.nproc)

@@ -43,7 +43,7 @@ def command(
     With `--everywhere`, each run is listed with its last checkpoint before the first such step, and the command that
     forks there without PATH.
 
-    Exit status: 0 consumed, 1 not consumed, or not known.
+    Exit status: 0 consumed, 1 not consumed, or not known, 3 no such path or content.
 
     \b
     Examples:
@@ -62,6 +62,8 @@ def command(
     query = consumed.query(sample, file, match)
     repo = names.workspace(context).open_repository()
     found = consumed.find(repo, names.find_id(repo, run or "", "run"), query)
+    if not found.unknown:
+        consumed.refuse_unknown([found], query)
     if as_json:
         output.print_json(found)
     else:
@@ -76,6 +78,7 @@ def _everywhere(context: click.Context, path: str, as_json: bool) -> int:
     assert query.file is not None
     repo = names.workspace(context).open_repository()
     every = [*consumed.everywhere(repo, query)]
+    consumed.refuse_unknown(every, query)
     seen = [found for found in every if found.steps]
     unknown = [found for found in every if found.unknown and not found.steps]
     if as_json:

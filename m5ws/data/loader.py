@@ -10,7 +10,9 @@ Invariant: `state_dict` is the position after the last batch that was handed out
 """
 
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -43,7 +45,8 @@ class Loader:
       start of the next epoch.
     - `prefetch`: batches that each worker makes ahead. `threads`: threads of this process that fetch files ahead.
     - `without`: paths of files or data sets whose samples are left out; in a fork, the paths of `--without`.
-    - `cache`: folder of indexes and measured lengths; the run's cache. `start_method`: of the workers.
+    - `cache`: folder of indexes, and of the lengths that a run measures; the run's cache.
+    - `start_method`: of the workers.
 
     The DataLoader inside has a generator of its own, so reading draws nothing from the global generators. An
     iteration goes on at the position, also after `break`.
@@ -76,10 +79,11 @@ class Loader:
         if batch_size < 1 or batch_size % self.world:
             raise UsageError(f"batch_size={batch_size} is of all ranks together, and there are {self.world} ranks")
         self._without = tuple(without if without is not None else () if spec is None else spec.without)
-        folder = Path(cache) if cache is not None else self._cache(active)
-        code = active.context.snapshot if active is not None else ""
+        folder = Path(cache) if cache is not None else _cache(active) or self._make_folder()
+        # Only a run pins its code and arguments. Ranks of a node share the lengths, and so does a resume.
+        measured = folder / f"run-{active.context.run}" if active is not None else self._make_folder()
         listed = [sources] if isinstance(sources, Source) else list(sources)
-        streams = [self._open(item, folder, code) for item in listed]
+        streams = [self._open(item, folder, measured) for item in listed]
         if len({stream.shards.name for stream in streams}) < len(streams):
             raise UsageError("two sources of a loader have one name", hint="Name each source: Source(name=…).")
         if steps_per_epoch is None and len(streams) == 1 and not streams[0].shards.measures:
@@ -188,13 +192,13 @@ class Loader:
 
     # --- surroundings
 
-    def _open(self, source: Source, folder: Path, code: str) -> Stream:
+    def _open(self, source: Source, folder: Path, measured: Path) -> Stream:
         dataset = source.dataset
         if isinstance(dataset, str):
             from m5ws.data.pinned import open_dataset
 
             dataset = open_dataset(dataset)
-        shards = Shards(source, dataset, folder, code, self.seed)
+        shards = Shards(source, dataset, folder, measured, self.seed)
         left_out = {
             number
             for number, path in enumerate(shards.index.files)
@@ -202,12 +206,11 @@ class Loader:
         }
         return Stream(shards, left_out)
 
-    def _cache(self, active: Any) -> Path:
-        """Return the folder of indexes and lengths: of the run's cache, or of this loader alone."""
-        if active is not None and (cache := active.context.files or active.context.copies):
-            return Path(cache) / "samples"
-        self._own = tempfile.TemporaryDirectory(prefix="m5ws-samples-")
-        return Path(self._own.name)
+    def _make_folder(self) -> Path:
+        """Make a folder that exists as long as this loader."""
+        folder = tempfile.mkdtemp(prefix="m5ws-samples-")
+        weakref.finalize(self, _remove, folder, os.getpid())
+        return Path(folder)
 
     def _forget(self) -> None:
         """Forget the batches that were made ahead."""
@@ -261,6 +264,18 @@ class _Tasks(MapDataset[Any]):
             source, pieces = task.samples[number]
             made[number] = self._shards[source].sample(pieces)
         return (self._collate(made),)
+
+
+def _remove(folder: str, process: int) -> None:
+    """Remove a folder of a process, but not from a forked worker."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cache(active: Any) -> Path | None:
+    """Return the folder of indexes and lengths in the run's cache, if there is one."""
+    cache = active.context.files or active.context.copies if active is not None else ""
+    return Path(cache) / "samples" if cache else None
 
 
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:

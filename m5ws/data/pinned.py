@@ -59,7 +59,8 @@ class PinnedDataset:
 def open_dataset(path: str) -> PinnedDataset:
     """Return the dataset at `path` of the workspace, or a folder or file inside a dataset.
 
-    In a run, it is the dataset of the run's snapshot. Outside of `m5ws run`, it is the files that exist at `path`.
+    In a run, it is the dataset of the run's snapshot, also by its absolute path in the author's checkout. Outside of
+    `m5ws run`, it is the files that exist at `path`.
     Raises NotFound.
     """
     wanted = os.path.normpath(path)
@@ -68,9 +69,19 @@ def open_dataset(path: str) -> PinnedDataset:
         from m5ws.training.runtime import context
 
         if (active := context.active()) is not None:
-            return open_in_run(active.repo, active.context, os.path.relpath(wanted, active.context.work_dir)
-                               if os.path.isabs(wanted) else wanted)  # fmt: skip
+            return open_in_run(active.repo, active.context, _in_workspace(wanted, active.context))
     return _local(wanted, Path(wanted), None)
+
+
+def _in_workspace(path: str, context: Context) -> str:
+    """Return a path relative to the workspace. A path in the author's checkout is the path in the snapshot; a path
+    outside is unchanged.
+    """
+    for root in (context.work_dir, context.author_dir) if os.path.isabs(path) else ():
+        for name in (root, os.path.realpath(root)):
+            if (inner := _inner(path, name)) is not None:
+                return inner or "."
+    return path
 
 
 def open_in_run(repo: Repository, context: Context, path: str) -> PinnedDataset:

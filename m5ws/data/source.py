@@ -102,12 +102,12 @@ class Piece(NamedTuple):
 
 
 class Shards:
-    """The files with samples of a source. `folder` keeps the index, and the lengths that were measured.
+    """The files with samples of a source. `folder` keeps the index, and `measured` the lengths. Picklable.
 
-    `code` names the version of the functions in the source: lengths are measured once for each. Picklable.
+    Lengths depend on functions, whose results no digest covers: so `measured` belongs to one run, or to one loader.
     """
 
-    def __init__(self, source: Source, dataset: Dataset, folder: Path, code: str, seed: int) -> None:
+    def __init__(self, source: Source, dataset: Dataset, folder: Path, measured: Path, seed: int) -> None:
         self.source, self.dataset, self.seed = source, dataset, seed
         self.name = source.name or dataset.name.rpartition("/")[2]
         self.format = source.format or _find_format(dataset)
@@ -121,7 +121,9 @@ class Shards:
         key = blake3.blake3(
             msgspec.json.encode((dataset.digest, dataset.name, self.format, self._options))
         ).hexdigest()[:32]
-        self._measured = folder / f"{key}-{blake3.blake3(code.encode()).hexdigest()[:16]}-{self.name}"
+        self._measured = measured / f"{key}-{self.name}"
+        if self.measures:
+            _refuse_other_functions(self._measured, source, self.name)
         self.index = self._load_index(folder / f"{key}.index")
         self.digest = blake3.blake3(msgspec.json.encode((self.index.counts, self.index.files))).hexdigest()
         """Of the files and their numbers of samples."""
@@ -230,6 +232,20 @@ class Shards:
         if known.count_beside is not None and beside is not None:
             return known.count_beside(self.dataset.fetch(beside), self._options)
         return len(self._read_file(file))
+
+
+_measuring: dict[Path, tuple[Any, ...]] = {}
+"""The functions that measure the lengths in a folder, of all loaders of this process."""
+
+
+def _refuse_other_functions(measured: Path, source: Source, name: str) -> None:
+    """Raise UsageError if another loader of this process measures the same files by other functions."""
+    functions = (source.pack, source.keep, source.tokens)
+    if _measuring.setdefault(measured, functions) != functions:
+        raise UsageError(
+            f"two loaders measure the source {name} with different pack, keep or tokens",
+            hint="Name each source: Source(name=…). A loader that is made again needs the same function objects.",
+        )
 
 
 def _find_format(dataset: Dataset) -> str:

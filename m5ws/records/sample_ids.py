@@ -54,5 +54,5 @@ def _bounds(text: str) -> tuple[int, int]:
 
 
 def covers(named: str, path: str) -> bool:
-    """Return True if a path of a file is the named path, or below it."""
-    return path == named or path.startswith(f"{named.rstrip('/')}/")
+    """Return True if a path of a file is the named path, or below it; "." is the workspace."""
+    return named in (path, ".") or path.startswith(f"{named.rstrip('/')}/")

@@ -8,14 +8,13 @@ Invariant: a run whose steps do not record all samples is never reported as a ru
 
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterator
-from os.path import normpath
-from posixpath import join
+from collections.abc import Iterator, Sequence
+from posixpath import join, normpath
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from m5ws.errors import M5Error, UsageError
+from m5ws.errors import M5Error, NotFound, UsageError
 from m5ws.records import sample_ids
 from m5ws.records.base import Record
 from m5ws.records.ledger import Step
@@ -47,7 +46,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> str | None:
         """The path whose samples are wanted."""
         path, _, row = (self.sample or "").rpartition("#")
-        return self.file if self.sample is None else path if row.isdecimal() and path else None
+        return self.file if self.sample is None else normpath(path) if row.isdecimal() and path else None
 
     @property
     def row(self) -> int | None:
@@ -79,6 +78,8 @@ class Consumption(Record, frozen=True, kw_only=True):
     """Valid checkpoints of the run that such a step leads to."""
     before: str | None = None
     """The last checkpoint, as RUN@STEP, that no such step leads to."""
+    exists: bool = True
+    """False if no file, row or content of the run and its ancestors matches the query."""
 
 
 def find(repo: Repository, run_id: str, query: Query) -> Consumption:
@@ -86,7 +87,7 @@ def find(repo: Repository, run_id: str, query: Query) -> Consumption:
     UsageError.
     """
     record = runs.load(repo, run_id)
-    found, unknown = list[Steps](), list[str]()
+    found, unknown, exists = list[Steps](), list[str](), False
     parts = [*_lineage(repo, record, unknown)]
     for run, begin, end in parts:
         try:
@@ -99,6 +100,7 @@ def find(repo: Repository, run_id: str, query: Query) -> Consumption:
             continue
         _join(found, searched.steps(begin, end))
         unknown += searched.unknown
+        exists = exists or searched.exists
     first = min((each.first for each in found), default=None)
     own = checkpoints.valid(repo, run_id)
     return Consumption(
@@ -107,18 +109,17 @@ def find(repo: Repository, run_id: str, query: Query) -> Consumption:
         unknown=tuple(unknown),
         seen_by=tuple(name for name in own if first is not None and checkpoints.step_of(name) >= first),
         before=_before(repo, parts, first) if first is not None and not unknown else None,
+        exists=exists or bool(found),
     )
 
 
 def everywhere(repo: Repository, query: Query) -> Iterator[Consumption]:
-    """Yield as `find` for each run of the store; a run that cannot be read is unknown."""
-    removed = removals.removed_runs(repo)
+    """Yield as `find` for each run of the store; a run that was removed, or that cannot be read, is unknown."""
     for run_id in runs.ids(repo):
         try:
-            if run_id not in removed:
-                yield find(repo, run_id, query)
+            yield find(repo, run_id, query)
         except M5Error as error:
-            yield Consumption(run=run_id, unknown=(str(error),))
+            yield Consumption(run=run_id, unknown=(str(error),), exists=False)
 
 
 def _lineage(repo: Repository, record: Run, unknown: list[str]) -> Iterator[tuple[Run, int, int]]:
@@ -162,7 +163,10 @@ class _Search:
     def __init__(self, repo: Repository, run: Run, query: Query) -> None:
         self._repo, self._run, self._query = repo, run, query
         self._history = self._load()
-        self._paths = {query.path} if query.path is not None else _paths_of(repo, run, query.match)
+        path = query.path
+        names = _paths_of(repo, run, query.match) if path is None else snapshots.names_of(repo, run.snapshot, path)
+        self._is_pinned = bool(names)
+        self._paths = {path, *names} if path is not None else {*names}
         self._sources: dict[int, dict[str, _Places]] = {}
         self._unrecorded = list[int]()
         self.unknown: list[str] = []
@@ -173,28 +177,41 @@ class _Search:
         is_enough = loaded.orders and self._query.match is None
         return loaded if is_enough else history.load(self._repo, self._run.id)
 
+    @property
+    def exists(self) -> bool:
+        """True if the run has a file, and a row of the file, that the query names, or if it has ids of its own."""
+        if self._history.orders and self._query.sample is not None:
+            return any(place.exists for attempt in self._history.orders for place in self._places(attempt).values())
+        read = (place for attempt in self._history.orders for place in self._places(attempt).values())
+        return self._is_pinned or self._query.sample is not None or any(place.exists for place in read)
+
     def steps(self, begin: int, end: int) -> Iterator[Steps]:
         """Yield the steps after `begin` up to `end` that consumed a sample of the query, in order."""
         first = last = 0
         for number in union(self._history.steps.values()):
             if not begin < number <= end:
                 continue
-            is_known = False
-            for ranked in self._history.steps.values():
-                if (step := ranked.get(number)) is not None:
-                    is_known = is_known or bool(step.samples)
-                    yield from self._of_step(step)
-            if not is_known and self._query.match is None:
+            ranked = [step for steps in self._history.steps.values() if (step := steps.get(number)) is not None]
+            for step in ranked:
+                yield from self._of_step(step)
+            if not self._is_known(ranked) and (self._query.match is None or self._is_pinned):
                 first, last = first or number, number
         if first:
             self.unknown.append(f"steps {first}-{last} of run {self._run.id} do not record their samples")
         elif self._history.last_step == 0 and self._run.begin == begin and self._history.attempt:
             self.unknown.append(f"run {self._run.id} has no recorded step")
 
+    def _is_known(self, ranked: list[Step]) -> bool:
+        """Return True if a step's samples are recorded so that the query can be compared with them."""
+        if any(step.samples and step.samples.keys() <= self._places_at(step.step).keys() for step in ranked):
+            return True
+        # Ids of a script's own batches are the ids that a person gives, and name no file.
+        return self._query.sample is not None and all(step.samples for step in ranked)
+
     def _of_step(self, step: Step) -> Iterator[Steps]:
         if self._query.match is not None and step.batch == self._query.match:
             yield self._found(step, OF_BATCH, None, 1)
-        places = self._places(step.step)
+        places = self._places_at(step.step)
         for name, text in step.samples.items():
             if (place := places.get(name)) is not None:
                 for epoch, count in place.count(text).items():
@@ -205,27 +222,33 @@ class _Search:
     def _found(self, step: Step, source: str, epoch: int | None, count: int) -> Steps:
         return Steps(run=self._run.id, source=source, epoch=epoch, first=step.step, last=step.step, samples=count)
 
-    def _places(self, step: int) -> "dict[str, _Places]":
-        attempt = self._history.attempt_of(step) or 0
+    def _places_at(self, step: int) -> "dict[str, _Places]":
+        return self._places(self._history.attempt_of(step) or 0)
+
+    def _places(self, attempt: int) -> "dict[str, _Places]":
         if attempt not in self._sources:
             from m5ws.data.order import sources_of
 
             order = self._history.orders.get(attempt)
             sources = sources_of(order.description, order.indexes.__getitem__) if order is not None else {}
-            row = self._query.row
-            self._sources[attempt] = {name: _Places(source, self._paths, row) for name, source in sources.items()}
+            self._sources[attempt] = {
+                name: _Places(source, self._paths, self._query) for name, source in sources.items()
+            }
         return self._sources[attempt]
 
 
 class _Places:
     """The positions of the wanted samples in the order of one source, by epoch."""
 
-    def __init__(self, source: "SourceOrder", paths: set[str], row: int | None) -> None:
-        files = source.index.files
+    def __init__(self, source: "SourceOrder", paths: set[str], query: Query) -> None:
+        files, folder, row = source.index.files, query.path, query.row
         self._source, self._row = source, row
         self._files = [
-            file for file in files if any(sample_ids.covers(path, join(source.folder, file)) for path in paths)
+            file
+            for file in files
+            if (name := join(source.folder, file)) in paths or (folder and sample_ids.covers(folder, name))
         ]
+        self.exists = any(row is None or row < source.index.counts[files.index(file)] for file in self._files)
         self._epochs: dict[int, tuple[list[int], list[int]]] = {}
 
     def count(self, ranges: str) -> dict[int, int]:
@@ -255,8 +278,8 @@ def _paths_of(repo: Repository, run: Run, digest: str | None) -> set[str]:
         return set()
     snapshot = snapshots.load(repo, run.snapshot)
     paths = set[str]()
-    for dataset in snapshot.datasets:
-        entries = trees.load(repo.objects, dataset.tree).entries
+    for tree in set(snapshot.trees.values()):
+        entries = trees.load(repo.objects, tree).entries
         paths |= {entry.name for entry in entries if entry.digest == digest}
     for remote in snapshot.remote:
         files = repo.objects.get_record(remote.manifest, Manifest).files
@@ -273,10 +296,18 @@ def query(sample: str | None, file: str | None, match: str | None) -> Query:
             "one of --sample, --file and --match is needed",
             hint="For example: m5ws consumed RUN --file data/web/part-7.jsonl",
         )
-    if sample is not None and "#" in sample:
-        path, _, row = sample.rpartition("#")
-        sample = f"{normpath(path)}#{row}"
     return Query(sample=sample, file=normpath(file) if file is not None else None, match=match)
+
+
+def refuse_unknown(every: Sequence[Consumption], query: Query) -> None:
+    """Raise NotFound if no run has the file, the row or the content that a query names."""
+    if not any(found.exists for found in every):
+        wanted = next(each for each in (query.sample, query.file, query.match) if each is not None)
+        raise NotFound(
+            f"no run that was searched has {wanted} among its inputs",
+            hint="Paths are relative to the workspace, rows begin at 0, and `m5ws show RUN` lists the snapshot. "
+            "Files that stay in DVC have MD5 digests, in S3 SHA-256 digests, and in the store digests of BLAKE3.",
+        )
 
 
 def command(found: Consumption, path: str) -> str | None:

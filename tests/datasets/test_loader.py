@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -259,3 +260,26 @@ def test_a_wrong_batch_size_or_source_is_refused(tmp_path: Path) -> None:
         Loader(Source(dataset=dataset), batch_size=3)
     with pytest.raises(UsageError, match="needs a length"):
         Source(dataset=dataset, pack=True)
+
+
+def test_loaders_with_other_functions_never_share_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written.write_jsonl(tmp_path / "web", [_rows(8), _rows(8)])
+    dataset = Folder(tmp_path / "web")
+
+    def read(remainder: int, cache: Path | None, name: str = "") -> set[int]:
+        source = Source(dataset=dataset, name=name, keep=lambda sample: sample["id"] % 2 == remainder)
+        return {sample["id"] for batch in itertools.islice(_loader(source, cache), 4) for sample in batch}
+
+    assert [read(at, tmp_path / "cache") for at in (0, 1)] == [{0, 2, 4, 6}, {1, 3, 5, 7}]
+    run = SimpleNamespace(run="r1", spec=None, files=str(tmp_path / "node"), copies="")
+    monkeypatch.setattr("m5ws.training.runtime.context._active", SimpleNamespace(context=run, rank=0, world=1))
+    assert read(0, None) == {0, 2, 4, 6}
+    with pytest.raises(UsageError, match="two loaders measure the source web with different"):
+        read(1, None)
+    assert read(1, None, "evaluation") == {1, 3, 5, 7}
+    run.run = "r2"
+    assert read(1, None) == {1, 3, 5, 7}
+
+
+def _loader(source: Source, cache: Path | None) -> Loader:
+    return Loader(source, batch_size=2, collate=list, cache=cache)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,3 +42,15 @@ def test_a_file_has_its_path_in_the_workspace_however_the_data_set_is_named(
 def test_a_data_set_that_is_one_file_has_its_own_path() -> None:
     dataset = pinned.of_remote(_remote(("web",), "1"), "data/web")
     assert [os.path.join(dataset.folder, file.path) for file in dataset.files] == ["data/web"]
+
+
+def test_an_absolute_path_in_the_authors_checkout_is_the_path_in_the_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(tmp_path / "author")
+    (tmp_path / "author").mkdir()
+    context = SimpleNamespace(work_dir=str(tmp_path / "work"), author_dir=str(tmp_path / "alias"))
+    expected = {
+        f"{tmp_path}/work/data/web": "data/web", f"{tmp_path}/author/data/web": "data/web",
+        f"{tmp_path}/alias/data/web": "data/web", f"{tmp_path}/author": ".", "data/web": "data/web",
+        f"{tmp_path}/author-2/web": f"{tmp_path}/author-2/web",
+    }  # fmt: skip
+    assert {path: pinned._in_workspace(path, context) for path in expected} == expected  # type: ignore[arg-type]

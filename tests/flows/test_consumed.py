@@ -25,6 +25,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, list[s
     for file in range(_FILES):
         lines = [json.dumps({"value": file * _ROWS + row}) for row in range(_ROWS)]
         (root / "data" / "docs" / f"part-{file}.jsonl").write_text("\n".join(lines) + "\n")
+    # The same document under another name: as a link that a snapshot follows, or as a copy.
+    copied = workspace.root / "data" / "again" / "copy.jsonl"
+    copied.parent.mkdir()
+    copied.write_bytes((workspace.root / "data" / "docs" / "part-2.jsonl").read_bytes())
     return workspace, [workspace.train("--seed", str(seed), "--checkpoint-every", "1") for seed in (5, 6)]
 
 
@@ -60,13 +64,19 @@ def test_each_step_records_its_samples_and_they_are_found_again(trained: tuple[W
             assert sum(each["samples"] for each in whole["steps"]) == counts and not whole["unknown"]
     every = workspace.json("consumed", runs[0], "--file", "data/docs")
     assert sum(each["samples"] for each in every["steps"]) == _STEPS * _BATCH
-    assert "no step consumed it" in workspace.m5ws("consumed", runs[0], "--file", "data/none", expect=1).stdout
+    for wrong in ("--file=data/none", f"--file={workspace.root}/data/docs", f"--sample=data/docs/part-2.jsonl#{_ROWS}",
+                  "--match=md5:00"):  # fmt: skip
+        assert "has " + wrong.partition("=")[2] in workspace.m5ws("consumed", runs[0], wrong, expect=3).stderr
+    assert "data/none" in workspace.m5ws("consumed", "--everywhere", "data/none", expect=3).stderr
+    assert workspace.json("consumed", runs[0], "--file", ".")["steps"] == every["steps"]
     known = workspace.history(runs[0]).steps[0][3]
     assert known.batch is not None
     assert _steps_of(workspace.json("consumed", runs[0], "--match", known.batch)) == {3: None}
     named = workspace.json("consumed", runs[0], "--file", "data/docs/part-2.jsonl")
     content = (workspace.root / "data" / "docs" / "part-2.jsonl").read_bytes()
     assert workspace.json("consumed", runs[0], "--match", blake3(content).hexdigest())["steps"] == named["steps"]
+    assert workspace.json("consumed", runs[0], "--file", "data/again/copy.jsonl")["steps"] == named["steps"]
+    assert workspace.json("consumed", runs[0], "--file", "data/again")["steps"] == named["steps"]
 
 
 def test_a_fork_without_a_file_that_does_not_exist_is_refused(trained: tuple[Workspace, list[str]]) -> None:
@@ -98,7 +108,7 @@ def test_a_recalled_document_is_found_in_all_runs_and_a_fork_as_printed_never_re
     print(printed)
     workspace.m5ws(*shlex.split(command)[1:], "--name", "without")
     fork = workspace.json("show", "without")["run"]
-    assert fork["spec"]["without"] == [path]
+    assert fork["spec"]["without"] == [path, *["data/again/copy.jsonl"] * (recalled == "part-2.jsonl")]
     forked = [sample for each in _samples(workspace, fork["id"]).values() for sample in each]
     assert recalled not in {sample[1] for sample in forked}
     # The order of all other samples is the original's.
@@ -130,3 +140,32 @@ def test_a_step_records_its_samples_in_less_than_100_bytes(trained: tuple[Worksp
     assert max(size(step.samples) for step in workspace.history(runs[0]).steps[0].values()) < 100
     mixture = dict.fromkeys(("web", "code"), "3:123456789-123457301")
     assert size(mixture) < 100 and parse_ranges(mixture["web"]) == [(3, 123456789, 123457301)]
+
+
+_UNRELATED = """
+import torch, m5ws
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [{"sample_ids": ["s3://b//doc#1", f"./x#{step}"], "x": torch.ones(2, 1)} for step in range(3)]
+for step in m5ws.session(model, optimizer, loader=IDS, total_steps=3).steps():
+    loss = model(step.next_batch()["x"]).sum()
+    loss.backward()
+    optimizer.step()
+    step.record(loss=loss)
+"""
+
+
+def test_a_file_is_not_known_in_steps_with_ids_of_other_kinds(trained: tuple[Workspace, list[str]]) -> None:
+    workspace, _ = trained
+    digest = blake3((workspace.root / "data" / "docs" / "part-2.jsonl").read_bytes()).hexdigest()
+    for name, loader in (("ids", "batches"), ("no-ids", '[{"x": each["x"]} for each in batches]')):
+        (workspace.root / f"{name}.py").write_text(_UNRELATED.replace("IDS", loader))
+        workspace.m5ws("run", "--name", name, "--trainer", "python", f"{name}.py")
+        for query in ("--file=data/docs/part-2.jsonl", f"--match={digest}"):
+            found = json.loads(workspace.m5ws("consumed", name, query, "--json", expect=1).stdout)
+            assert not found["steps"] and "steps 1-3" in found["unknown"][0]
+    assert _steps_of(workspace.json("consumed", "ids", "--sample", "./x#1")) == {2: None}
+    assert _steps_of(workspace.json("consumed", "ids", "--sample", "s3://b//doc#1")) == {1: None, 2: None, 3: None}
+    workspace.m5ws("rm", "ids")
+    unknown = workspace.json("consumed", "--everywhere", "data/docs/part-2.jsonl")["unknown"]
+    assert any("was removed" in each["why"][0] for each in unknown)

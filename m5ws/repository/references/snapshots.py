@@ -6,13 +6,15 @@ snapshot names, so a visible snapshot is complete (promise 1).
 
 import os
 from collections.abc import Iterator
+from posixpath import join
 
 import msgspec
 
 from m5ws import secret_gate
 from m5ws.errors import NotFound
+from m5ws.records import sample_ids
 from m5ws.records.base import Digest
-from m5ws.records.snapshot import Annotation, Snapshot
+from m5ws.records.snapshot import Annotation, Manifest, Snapshot
 from m5ws.repository import bindings, publishing
 from m5ws.repository.files import trees
 from m5ws.repository.gc_plans import RetryPolicy
@@ -33,6 +35,24 @@ class SnapshotFacts(msgspec.Struct, frozen=True, kw_only=True):
     branch: str | None = None
     message: str | None = None
     derived_from: Digest | None = None
+
+
+def names_of(repo: Repository, snapshot_id: Digest, path: str) -> tuple[str, ...]:
+    """Return `path`, and the path of each other file with the content of a file there, such as a followed link or a
+    copy. Empty if the snapshot has no file at `path`.
+    """
+    record = load(repo, snapshot_id)
+    files = [
+        (entry.name, entry.size_bytes, entry.digest)
+        for tree in set(record.trees.values())
+        for entry in trees.load(repo.objects, tree).entries
+    ]
+    for remote in record.remote:
+        listed = repo.objects.get_record(remote.manifest, Manifest).files
+        files += [(join(remote.folder, file.path), file.size_bytes, file.digest) for file in listed]
+    wanted = {digest for name, _, digest in files if sample_ids.covers(path, name)}
+    others = {name for name, size, digest in files if size and digest in wanted and not sample_ids.covers(path, name)}
+    return (path, *sorted(others)) if wanted else ()
 
 
 def facts(snapshot: Snapshot, annotation: Annotation) -> SnapshotFacts:
