@@ -2,7 +2,10 @@
 
 Any scheduler can start an agent on each node: it sets the variables M5WS_…, which come first. The variables of Slurm
 are in sbatch(1) and srun(1), and its job script sets M5WS_MASTER. AWS Batch names the address of the main node to all
-nodes but the main node (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
+nodes but the main node (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html). A Job of Kubernetes has
+JOB_COMPLETION_INDEX, and its manifest sets the other variables (engines/kubernetes.py). SkyPilot lists the addresses of
+all nodes in the order of their numbers (https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html),
+and dstack names the address of node 0 (https://dstack.ai/docs/concepts/tasks#distributed-tasks).
 """
 
 import os
@@ -18,13 +21,18 @@ _ENGINES = (
     ("", "M5WS_NODE", "M5WS_NODES", "M5WS_JOB", ""),
     ("slurm:", "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
     ("batch:", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT"),
+    ("kubernetes:", "JOB_COMPLETION_INDEX", "M5WS_NODES", "M5WS_JOB", "M5WS_RESTART"),
+    # Neither names the number of a restart.
+    ("skypilot:", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_TASK_ID", ""),
+    ("dstack:", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_RUN_ID", ""),
 )
 """The prefix of an engine's jobs, and its variables: the node's number, the number of nodes, the job, and the number of
 its restart.
 """
 _MAIN, _ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
-_PORT_OF_BATCH = 29_500
-"""Each attempt of Batch has new containers, which have network interfaces of their own."""
+_SKYPILOT, _DSTACK = "SKYPILOT_NODE_IPS", "DSTACK_MASTER_NODE_IP"
+_PORT = 29_500
+"""Where no variable names a port, a job has its nodes or network interfaces for itself."""
 
 
 def read(environment: Mapping[str, str]) -> Place:
@@ -50,7 +58,11 @@ def read(environment: Mapping[str, str]) -> Place:
 
 
 def _main_node(environment: Mapping[str, str], own: str) -> str:
-    """Return the address of node 0 in a job of AWS Batch. Raises KeyError without it, UsageError."""
+    """Return the address of node 0, as its engine names it. Raises KeyError without it, UsageError."""
+    if own.startswith("SKYPILOT_"):
+        return f"{environment[_SKYPILOT].split()[0]}:{_PORT}"
+    if own.startswith("DSTACK_"):
+        return f"{environment[_DSTACK]}:{_PORT}"
     if _MAIN not in environment:
         raise KeyError("M5WS_MASTER")
     if environment[_MAIN] != "0":
@@ -59,7 +71,7 @@ def _main_node(environment: Mapping[str, str], own: str) -> str:
             hint="Set mainNode = 0 in the job definition.",
         )
     host = network.address_here() if environment[own] == "0" else environment[_ADDRESS]
-    return f"{host}:{_PORT_OF_BATCH}"
+    return f"{host}:{_PORT}"
 
 
 def without_restart(job: str) -> str:

@@ -25,7 +25,7 @@ from m5ws.workspace import Workspace
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted job without its settings, and its id in the engine."""
+    """A submitted job without its settings, and its id in the engine, or the command that submits its file."""
 
     job: Job
     id: str

@@ -122,5 +122,10 @@ def submit(
 
 
 def _print(submitted: "Submitted") -> None:
-    nodes = count(submitted.job.nodes, "node")
-    output.print_note(f"job {submitted.id} was submitted to {submitted.job.cluster}, {nodes}")
+    from m5ws.engines.task_files import SUBMIT
+
+    job, nodes = submitted.job, count(submitted.job.nodes, "node")
+    if job.engine in SUBMIT:
+        output.print_note(f"job {job.name} is written for {nodes}, and `{submitted.id}` submits it to {job.cluster}")
+    else:
+        output.print_note(f"job {submitted.id} was submitted to {job.cluster}, {nodes}")
