@@ -88,18 +88,18 @@ class Controller:
     def _run_jobset(self, name: str) -> None:
         jobset = self.server.jobsets[name]
         policy, restarts = jobset["spec"]["failurePolicy"], 0
-        while True:
-            reason = self._run_job(name, jobset, restarts)
-            if reason is None:
-                return
+        while (reason := self._run_job(name, jobset, restarts)) is not None:
             rule = next((each for each in policy["rules"] if _matches(each, reason)), {"action": "RestartJobSet"})
             if reason == "":
-                return self._end(name, restarts, "Completed", "jobset completed successfully")
-            if rule["action"] == "FailJobSet":
-                return self._end(name, restarts, "Failed", "applying FailJobSet failure policy action")
-            if restarts == policy["maxRestarts"]:
-                return self._end(name, restarts, "Failed", "jobset failed due to reaching max number of restarts")
-            restarts += 1
+                self._end(name, restarts, "Completed", "jobset completed successfully")
+            elif rule["action"] == "FailJobSet":
+                self._end(name, restarts, "Failed", "applying FailJobSet failure policy action")
+            elif restarts == policy["maxRestarts"]:
+                self._end(name, restarts, "Failed", "jobset failed due to reaching max number of restarts")
+            else:
+                restarts += 1
+                continue
+            break
 
     def _run_job(self, name: str, jobset: dict[str, Any], restarts: int) -> str | None:
         """Run the pods of a start. Return the reason of a failed Job, empty after a success, None if it was deleted."""
