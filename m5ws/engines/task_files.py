@@ -21,9 +21,10 @@ SUBMIT = {"skypilot": ("sky", "jobs", "launch"), "dstack": ("dstack", "apply", "
 
 
 class TaskFile(msgspec.Struct, frozen=True):
-    """`Engine` with the settings of a program: its file, without any answer of the program."""
+    """`Engine` with the settings of a program, and the folder of task files."""
 
     settings: SkyPilotCluster | DstackCluster
+    folder: Path = Path()
 
     def render(self, request: JobRequest) -> str:
         """As `Engine.render`: the task file. Raises SecretText, and UsageError for a key in `task` that m5ws writes."""
@@ -51,9 +52,10 @@ class TaskFile(msgspec.Struct, frozen=True):
         """Do nothing: the program judges the file when its user submits it."""
 
     def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:
-        """Write the file to the working directory, and return the command that submits the file."""
+        """Write the file, and return the command that submits the file."""
         assert after is None  # There is no job to prefetch.
-        path = Path(f"{request.name}.yaml")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{request.name}.yaml"
         path.write_text(script, encoding="utf-8")
         return shlex.join((*SUBMIT[self._name], str(path)))
 

@@ -89,15 +89,12 @@ def test_a_signal_to_a_task_reaches_its_agent_and_ends_the_task(
 @pytest.mark.parametrize(
     ("cluster", "command"), [(SkyPilotCluster, "sky jobs launch"), (DstackCluster, "dstack apply -f")]
 )
-def test_a_submission_writes_the_file_and_asks_no_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Any, command: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    engine, request = TaskFile(cluster()), _request()
+def test_a_submission_writes_the_file_and_asks_no_program(tmp_path: Path, cluster: Any, command: str) -> None:
+    engine, request = TaskFile(cluster(), tmp_path / "jobs"), _request()
     script = engine.render(request)
     engine.check(request, script)
-    assert engine.submit(request, script) == f"{command} {request.name}.yaml"
-    assert (tmp_path / f"{request.name}.yaml").read_text() == script
+    path = tmp_path / "jobs" / f"{request.name}.yaml"
+    assert engine.submit(request, script) == f"{command} {path}" and path.read_text() == script
     for ask in (engine.state, engine.cancel):
         with pytest.raises(EngineUnavailable, match="does not ask"):
             ask(request.name)

@@ -7,6 +7,7 @@ failed Jobs, SIGTERM and then SIGKILL. There are no images, volumes, devices and
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import loud_skip
 from tests.support.kubernetes.api_server import Server
 from tests.support.machine import namespaces
 
@@ -39,7 +41,9 @@ def local(count: int) -> Nodes:
 
 @contextmanager
 def in_namespaces(count: int) -> Iterator[Nodes]:
-    """Yield machines that are network namespaces. They need root, and `ip`."""
+    """Yield machines that are network namespaces, or skip the test loudly if this machine cannot have them."""
+    if shutil.which("ip") is None or os.getuid() != 0:
+        loud_skip("no nodes of Kubernetes: network namespaces need ip (apt-get install iproute2) and root")
     tag, net = f"m5k{os.getpid() % 100_000}", f"198.18.{os.getpid() % 250}"
     files = [Path(f"/etc/netns/{tag}-{number}/hosts") for number in range(count)]
 
