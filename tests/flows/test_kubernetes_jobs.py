@@ -51,7 +51,8 @@ def test_a_killed_and_an_evicted_pod_continue_from_a_checkpoint(
     pods.evict(name, 1)
     assert workspace.json("wait", run)["standing"] == "finished"
     first, second, third = state.load(workspace.repo, run).attempts
-    assert first.reason is not None and first.reason.kind == "node lost"
+    # Kubernetes ends the other pods of a failed Job at once: the leader may read this first.
+    assert first.reason is not None and first.reason.kind in ("node lost", "stopped")
     assert second.reason is not None and second.reason.kind == "stopped"
     assert second.resume is not None and checkpoints.step_of(second.resume) >= 4
     # The last checkpoint of the evicted pods.
