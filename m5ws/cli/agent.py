@@ -57,9 +57,9 @@ def command(
     """Run the part of one node in the next attempt of a run.
 
     A scheduler starts one agent on each node. Variables name the node's place: M5WS_NODE (from 0), M5WS_NODES,
-    M5WS_MASTER (HOST:PORT of node 0; the next port must be free too) and M5WS_JOB; or the variables of AWS Batch; or
-    Slurm's variables and M5WS_MASTER. Node 0 leads. All nodes need the workspace and its store; agents of
-    `m5ws run --on` need the store alone.
+    M5WS_MASTER (HOST:PORT of node 0; the next port must be free too) and M5WS_JOB; or the variables of AWS Batch,
+    SkyPilot or dstack; or Slurm's variables and M5WS_MASTER. Node 0 leads. All nodes need the workspace and its store;
+    agents of `m5ws run --on` need the store alone.
 
     Exit status: 0 the run finished, 1 it failed, 75 start all agents again, 130 interrupted.
 
