@@ -4,7 +4,7 @@ Never run on a cluster. The tests compare manifests with the schema of JobSet 0.
 answers as the API reference describes.
 
 A pod with status 75, a killed pod, or an evicted pod fails its Job by the rules of its pods. The JobSet then starts all
-pods again, up to `restarts` times. After any other failed pod, nothing is started again.
+pods again, up to `restarts` times. After another failure of a pod, nothing is started again.
 """
 
 import shlex

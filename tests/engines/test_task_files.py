@@ -30,7 +30,7 @@ def _script(cluster: SkyPilotCluster | DstackCluster, agent: tuple[str, ...]) ->
     return str(task["run"] if "run" in task else task["commands"][0])
 
 
-def test_a_file_has_the_keys_of_its_program_and_those_of_its_user() -> None:
+def test_a_file_has_the_keys_of_its_program_and_of_its_user() -> None:
     resources = {"accelerators": "H100:8", "infra": "aws", "use_spot": True}
     task = yaml.safe_load(TaskFile(SkyPilotCluster(task={"resources": resources})).render(_request()))
     assert task.keys() == {"name", "num_nodes", "run", "resources"} and task["resources"] == resources

@@ -1,7 +1,5 @@
 """Jobs of Kubernetes on a server of the tests, with a network namespace for each pod. None ran on a cluster."""
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +44,7 @@ def test_a_killed_and_an_evicted_pod_continue_from_a_checkpoint(
     run, name = submitted["run"]["id"], submitted["job"]["name"]
     assert submitted["id"] == name
     wait_for(lambda: _last_step(workspace, run) >= 5)
-    os.killpg(pods.processes[name, 1].pid, signal.SIGKILL)
+    pods.kill(name, 1)
     wait_for(lambda: _last_step(workspace, run, attempt=2) >= 8)
     pods.evict(name, 1)
     assert workspace.json("wait", run)["standing"] == "finished"

@@ -28,15 +28,23 @@ _LABEL = re.compile(r"metadata\.labels\['(.+)'\]")
 
 
 class Nodes:
-    """Machines that run one pod each: the words before a command, and a way to name the address of node 0."""
+    """Machines that run one pod each: the words before a command, and a way to name the address of node 0.
 
-    def __init__(self, before: Sequence[Sequence[str]], name_master: Callable[[str], None]) -> None:
-        self.before, self.name_master = before, name_master
+    `processes` returns the processes of a machine, whose container ends with its first process.
+    """
+
+    def __init__(
+        self,
+        before: Sequence[Sequence[str]],
+        name_master: Callable[[str], None],
+        processes: Callable[[int], Sequence[int]],
+    ) -> None:
+        self.before, self.name_master, self.processes = before, name_master, processes
 
 
 def local(count: int) -> Nodes:
     """Return machines that share the network of this machine."""
-    return Nodes([()] * count, lambda _: None)
+    return Nodes([()] * count, lambda _: None, lambda _: ())
 
 
 @contextmanager
@@ -60,7 +68,13 @@ def in_namespaces(count: int) -> Iterator[Nodes]:
             stack.callback(file.parent.rmdir)
             stack.callback(file.unlink, missing_ok=True)
         name_master("localhost.invalid")
-        yield Nodes([("ip", "netns", "exec", f"{tag}-{number}") for number in range(count)], name_master)
+        names = [f"{tag}-{number}" for number in range(count)]
+
+        def processes(number: int) -> list[int]:
+            listed = subprocess.run(["ip", "netns", "pids", names[number]], capture_output=True, text=True, check=True)
+            return [int(word) for word in listed.stdout.split()]
+
+        yield Nodes([("ip", "netns", "exec", name) for name in names], name_master, processes)
 
 
 class Controller:
@@ -77,6 +91,14 @@ class Controller:
         """Evict a pod, as the eviction API and a drained node do."""
         self.disrupted.add((name, node))
         self.processes[name, node].terminate()
+
+    def kill(self, name: str, node: int) -> None:
+        """Kill all processes of a pod, as a kernel without memory does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.processes[name, node].pid, signal.SIGKILL)
+        for process in self.nodes.processes(node):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def run(self) -> None:
         """Run each new JobSet to its end."""
@@ -128,7 +150,7 @@ class Controller:
             failed = next((index for index in indexes if pods[index].poll() not in (None, 0)), None)
             is_gone = self._is_gone(name, jobset)
             time.sleep(_POLL_S)
-        self._stop(pods, spec["template"]["spec"]["terminationGracePeriodSeconds"])
+        self._stop(name, pods, spec["template"]["spec"]["terminationGracePeriodSeconds"])
         if is_gone:
             return None
         if failed is None:
@@ -159,17 +181,15 @@ class Controller:
         self.processes[name, index] = process
         return process
 
-    def _stop(self, pods: "Sequence[subprocess.Popen[bytes]]", grace_s: float) -> None:
+    def _stop(self, name: str, pods: "Sequence[subprocess.Popen[bytes]]", grace_s: float) -> None:
         for pod in pods:
             if pod.poll() is None:
                 pod.terminate()
         end_s = time.monotonic() + grace_s
         while time.monotonic() < end_s and any(pod.poll() is None for pod in pods):
             time.sleep(_POLL_S)
-        for pod in pods:
-            # A container ends with its first process.
-            with suppress(ProcessLookupError):
-                os.killpg(pod.pid, signal.SIGKILL)
+        for node, pod in enumerate(pods):
+            self.kill(name, node)
             pod.wait()
 
     def _show(self, name: str, jobset: dict[str, Any], pods: list[dict[str, Any]], restarts: int) -> None:

@@ -25,7 +25,7 @@ def problems(jobset: Any, old: Any = None) -> list[str]:
 
 @cache
 def schema() -> dict[str, Any]:
-    """Return the schema, with the fields of the metadata of an embedded object as those of the JobSet's metadata."""
+    """Return the schema, whose metadata has the fields of the metadata of an embedded object."""
     found = cast("dict[str, Any]", json.loads(_SCHEMA.read_text()))
     embedded = found["properties"]["spec"]["properties"]["replicatedJobs"]["items"]["properties"]["template"]
     server = {name: {"type": "string"} for name in ("uid", "resourceVersion", "creationTimestamp")}
