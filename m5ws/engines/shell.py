@@ -2,15 +2,14 @@
 
 _WAIT = """\
 {agent} &
-agent=$!
-wait $agent
+wait $!
 # A signal ends the first wait.
-while kill -0 $agent 2> /dev/null; do wait $agent; done
-wait $agent
+while kill -0 $! 2> /dev/null; do wait $!; done
+wait $!
 status=$?
 """
 _LOOP = """\
-trap 'asked=yes; kill -TERM $agent 2> /dev/null' TERM INT
+trap 'asked=yes; kill -TERM $! 2> /dev/null' TERM INT
 for start in $(seq 0 {restarts}); do
     [ -z "$asked" ] || break
     {wait}
@@ -20,7 +19,7 @@ for start in $(seq 0 {restarts}); do
 done
 """
 _ONCE = """\
-trap 'kill -USR2 $agent 2> /dev/null' TERM
+trap 'kill -USR2 $! 2> /dev/null' TERM
 {wait}# Above 130, a signal killed the agent.
 [ $status -gt 130 ] && status=75
 exit $status
