@@ -54,3 +54,10 @@ def test_the_shell_of_a_task_file_trains_the_run(workspace: Workspace) -> None:
     done = subprocess.run(["bash", "-c", yaml.safe_load(job.script)["run"]], env=os.environ | place, check=False)
     assert done.returncode == 0
     assert state.load_newest(workspace.repo, run).standing == "finished"
+
+
+def test_a_sweep_writes_a_task_file_for_each_run(workspace: Workspace) -> None:
+    made = workspace.m5ws("sweep", "learning_rate=0.1,0.2", "--on", "sky")
+    files = [*(workspace.root / ".m5ws" / "jobs").iterdir()]
+    assert len(files) == 2 and all(f"`sky jobs launch {file}` submits it to sky" in made.stderr for file in files)
+    assert "2 jobs were written" in made.stderr

@@ -76,7 +76,7 @@ def submit_command(
     if as_json:
         return output.print_json(submitted if shares > 1 else submitted[0])
     for each in submitted:
-        _print(each)
+        print_job(each)
     return None
 
 
@@ -116,12 +116,13 @@ def submit(
     if given["as_json"]:
         return output.print_json({"run": run, "job": submitted.job, "id": submitted.id})
     output.echo(run.id)
-    _print(submitted)
+    print_job(submitted)
     next_steps = ("show", "shows its state"), ("wait", "waits for its end"), ("cancel", "ends it")
     return output.print_note("; ".join(f"`m5ws {verb} {run.id}` {text}" for verb, text in next_steps))
 
 
-def _print(submitted: "Submitted") -> None:
+def print_job(submitted: "Submitted") -> None:
+    """Print a job with its id, or with the command that submits its file."""
     from m5ws.engines.task_files import SUBMIT
 
     job, nodes = submitted.job, count(submitted.job.nodes, "node")
