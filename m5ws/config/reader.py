@@ -17,7 +17,7 @@ import msgspec
 from m5ws.config import cause_patterns
 from m5ws.config.commands import launchers
 from m5ws.config.result_patterns import describe_fault
-from m5ws.config.settings import WARN_S, BatchCluster, Cluster, HostsCluster, Settings, StoreOptions
+from m5ws.config.settings import WARN_S, BatchCluster, Cluster, HostsCluster, KubernetesCluster, Settings, StoreOptions
 from m5ws.errors import ConfigError
 from m5ws.records.cause import Rule
 
@@ -236,6 +236,12 @@ def _describe_data(settings: Settings) -> str:
     return f"holds {path!r}, which is not inside the workspace: {link}"
 
 
+def _ends_pods_early(settings: Settings) -> bool:
+    """Return True if the pods of a cluster have no time for a last checkpoint and the end of the processes after it."""
+    needed_s = settings.checkpoint.deadline_s + 20
+    return any(isinstance(own, KubernetesCluster) and own.grace_s < needed_s for own in settings.clusters.values())
+
+
 _RULES: tuple[_Rule, ...] = (
     (("store", "url"), lambda s: not s.store.url, "is empty"),
     *(
@@ -257,6 +263,10 @@ _RULES: tuple[_Rule, ...] = (
         ("config", "files"),
         lambda s: any(map(_outside, s.config.files)),
         "holds a path that is not inside the workspace",
+    ),
+    *(
+        (key, _ends_pods_early, "needs a grace_s of [clusters.NAME] that is 20 s longer than 'checkpoint.deadline_s'")
+        for key in (("clusters",), ("checkpoint", "deadline_s"))
     ),
     (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), _describe_data),
     (("data", "stay"), lambda s: any(map(_outside, s.data.stay)), "holds a path that is not inside the workspace"),
