@@ -271,7 +271,7 @@ def test_loaders_with_other_functions_never_share_lengths(tmp_path: Path, monkey
         return {sample["id"] for batch in itertools.islice(_loader(source, cache), 4) for sample in batch}
 
     assert [read(at, tmp_path / "cache") for at in (0, 1)] == [{0, 2, 4, 6}, {1, 3, 5, 7}]
-    run = SimpleNamespace(run="r1", spec=None, files=str(tmp_path / "node"), copies="")
+    run = SimpleNamespace(run="r1", spec=None, files=str(tmp_path / "node"), files_bytes=10**6, copies="")
     monkeypatch.setattr("m5ws.training.runtime.context._active", SimpleNamespace(context=run, rank=0, world=1))
     assert read(0, None) == {0, 2, 4, 6}
     with pytest.raises(UsageError, match="two loaders measure the source web with different"):
