@@ -7,11 +7,13 @@ other, and a killed node leaves whole parts.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
-from m5ws.records.sample_counts import SampleCounts
-from m5ws.repository.references import sample_counts
+from m5ws.errors import ObjectExists
+from m5ws.records.sample_counts import SAMPLES, SampleCounts
+from m5ws.repository import bindings
 from m5ws.repository.repository import Repository
 
 PARTS = (2**30, 64)
@@ -40,16 +42,25 @@ def count(
     with ThreadPoolExecutor(_THREADS) as threads:
         if home is None:
             return tuple(threads.map(count_file, range(len(numbers))))
-        parts, repo = _parts([home.sizes[number] for number in numbers]), home.repo
-        known = list(threads.map(lambda part: sample_counts.find(repo, dataset, reading, part), range(len(parts))))
+        parts, prefix = _parts([home.sizes[number] for number in numbers]), f"{SAMPLES}{dataset}/{reading}-"
+
+        def find(part: int) -> tuple[int, ...]:
+            record = bindings.find(home.repo.store, f"{prefix}{part:02}", SampleCounts)
+            return record.counts if record is not None else ()
+
+        def make(part: int) -> tuple[int, ...]:
+            counts = tuple(threads.map(count_file, parts[part]))
+            record = SampleCounts(dataset=dataset, reading=reading, part=part, counts=counts)
+            with suppress(ObjectExists):
+                bindings.create(home.repo.store, f"{prefix}{part:02}", record)
+            return counts
+
+        known = list(threads.map(find, range(len(parts))))
         first = int(home.place * len(parts))
         for part in (*range(first, len(parts)), *range(first)):
-            # Another node may have published the part since.
-            if (found := known[part] or sample_counts.find(repo, dataset, reading, part)) is None:
-                found = tuple(threads.map(count_file, parts[part]))
-                sample_counts.publish(repo, SampleCounts(dataset=dataset, reading=reading, part=part, counts=found))
-            known[part] = found
-    return tuple(chain.from_iterable(found for found in known if found is not None))
+            # Another node may have published the part since the first look.
+            known[part] = known[part] or find(part) or make(part)
+    return tuple(chain.from_iterable(known))
 
 
 def _parts(sizes: Sequence[int]) -> list[range]:

@@ -2,6 +2,9 @@
 
 from m5ws.records.base import Count, Digest, KeyedRecord
 
+SAMPLES = "samples/"
+"""Prefix of the keys, `samples/<dataset>/<reading>-<part>`."""
+
 
 class SampleCounts(KeyedRecord, tag="sample-counts/1", frozen=True, kw_only=True):
     """Numbers of samples in consecutive files of a dataset, in the order of their paths.

@@ -22,7 +22,7 @@ from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.removal import Removal
 from m5ws.records.run import Run
-from m5ws.records.sample_counts import SampleCounts
+from m5ws.records.sample_counts import SAMPLES, SampleCounts
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
@@ -46,7 +46,6 @@ from m5ws.repository.references import (
     outputs,
     run_index,
     runs,
-    sample_counts,
     snapshots,
 )
 from m5ws.repository.references.parameters import ParameterReader
@@ -112,7 +111,7 @@ class References:
             (LOGS, LogPart),
             (INCIDENTS, Incident),
         )
-        of_none = ((known.PREFIX, Known), (canaries.PREFIX, Canary), (sample_counts.PREFIX, SampleCounts))
+        of_none = ((known.PREFIX, Known), (canaries.PREFIX, Canary), (SAMPLES, SampleCounts))
         for prefix, kind in (*small, *of_none):
             tasks += [partial(self._small, prefix, name, kind) for name in names(prefix)]
         self._removed = removals.removed_runs(self._repo)

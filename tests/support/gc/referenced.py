@@ -20,22 +20,12 @@ from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import JointReason
 from m5ws.records.removal import Removal
 from m5ws.records.run import LaunchSpec, Run
-from m5ws.records.sample_counts import SampleCounts
+from m5ws.records.sample_counts import SAMPLES, SampleCounts
 from m5ws.records.verdict import JointVerdict, Outcome, Verdict
 from m5ws.repository import bindings, reindex, removals
 from m5ws.repository import gc_plans as plans
 from m5ws.repository.gc import gc
-from m5ws.repository.references import (
-    canaries,
-    checkpoints,
-    incidents,
-    jobs,
-    known,
-    notes,
-    outputs,
-    runs,
-    sample_counts,
-)
+from m5ws.repository.references import canaries, checkpoints, incidents, jobs, known, notes, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.support.records import planted
@@ -159,7 +149,7 @@ def _fill(repo: Repository, root: Path) -> None:
             arithmetic = Known(kind=name, host="n1", facts={}, digests={"cpu": "0" * 64}, created_s=when)
             known.publish(repo, arithmetic)
             counted = SampleCounts(dataset=runs.load(repo, name).snapshot, reading="r", part=int(when), counts=(1, 2))
-            sample_counts.publish(repo, counted)
+            bindings.create(repo.store, f"{SAMPLES}{counted.dataset}/r-{when:.0f}", counted)
             jobs.cancel(repo, Cancel(run=name, attempt=0, jobs=(job.name,), created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)
