@@ -29,6 +29,7 @@ from m5ws.data.source import Shards, Source
 from m5ws.data.stream import Stream
 from m5ws.errors import UsageError
 from m5ws.records import sample_ids
+from m5ws.records.ledger import OtherLoader
 from m5ws.records.sample_ids import Range, format_ranges
 from m5ws.training.runtime import context
 
@@ -101,6 +102,7 @@ class Loader:
         self._state = self._plan.position()
         self._inner: Iterator[Any] | None = None
         self._consumed: dict[str, list[Range]] = {}
+        self._is_recorded = False
 
     # --- batches
 
@@ -112,6 +114,7 @@ class Loader:
             self.epoch += 1
             raise StopIteration
         if self._inner is None:
+            self._report_unrecorded()
             # The workers are forked before the threads start.
             plans: Any = self._plan.plans(self._threads)
             generator = torch.Generator().manual_seed(self.seed % 2**63)
@@ -171,8 +174,9 @@ class Loader:
     def description(self, put: Callable[[bytes], str]) -> dict[str, Any]:
         """Return all that the positions depend on, as plain data. `put` stores an index and returns its digest.
 
-        `m5ws.data.order.sources_of` reads it.
+        `m5ws.data.order.sources_of` reads it. Whoever has it records the samples of this loader.
         """
+        self._is_recorded = True
         return {
             "seed": self.seed,
             "batch_size": self.batch_size,
@@ -209,6 +213,12 @@ class Loader:
             if any(sample_ids.covers(item, os.path.join(dataset.folder, path)) for item in self._without)
         }
         return Stream(shards, left_out)
+
+    def _report_unrecorded(self) -> None:
+        """Append an event if this loader is in a run, and not the loader of a session; once."""
+        if not self._is_recorded and (active := context.active()) is not None:
+            self._is_recorded = True
+            active.emit(OtherLoader, datasets=tuple(stream.shards.dataset.name for stream in self._plan.streams))
 
     def _make_folder(self) -> Path:
         """Make a folder that exists as long as this loader."""

@@ -117,7 +117,7 @@ def test_a_recalled_document_is_found_in_all_runs_and_a_fork_as_printed_never_re
     kept = [sample for sample in original if sample[1] != recalled]
     assert len(kept) < len(original) and forked[: len(kept)] == kept
     shown = workspace.m5ws("consumed", fork["id"], "--file", path, expect=1).stdout
-    assert "no step consumed it" in shown
+    assert "no step consumed it from the loader of the session" in shown
     again = workspace.json("consumed", "--everywhere", path)
     assert fork["id"] in again["not_consumed"] and len(again["consumed"]) == 2
     # A fork inherits the steps of its parent up to the fork.
