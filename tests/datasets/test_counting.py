@@ -1,25 +1,23 @@
 """Counts of samples in a store: nodes count each file once, and a killed node leaves whole parts."""
 
-import hashlib
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from m5ws.data import Loader, Source, counting, pinned
+from m5ws.data import Loader, Source, counting
 from m5ws.data.counting import Home
 from m5ws.data.kept import KeptFiles
 from m5ws.data.origins import FolderOrigin
-from m5ws.data.pinned import PinnedDataset
-from m5ws.data.remote import RemoteFiles
 from m5ws.records.sample_counts import SAMPLES
-from m5ws.records.snapshot import Manifest, ManifestFile, RemoteDataset
+from m5ws.records.snapshot import ManifestFile
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
+from tests.datasets import written
 
 _SMALL = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 _DIGEST = "d" * 64
@@ -93,26 +91,8 @@ def test_parts_cover_all_files_in_order(
     assert all(parts) and len(parts) <= most + 1
 
 
-def _dataset(root: Path, node: str) -> PinnedDataset:
-    """Return a dataset of JSON lines in a remote, which a node reads through a cache of its own."""
-    files = []
-    for number in range(12):
-        body = "\n".join(json.dumps({"id": 100 * number + row}) for row in range(1 + number % 4)).encode()
-        digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
-        place = root / "remote" / digest[:2] / digest[2:]
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(body)
-        files.append(ManifestFile(path=f"{number:02}.jsonl", size_bytes=len(body), digest=f"md5:{digest}"))
-    remote = RemoteDataset(
-        name="data/web", kind="dvc", url=str(root / "remote"), manifest=_DIGEST, size_bytes=1, files=12, hash="1.dir"
-    )
-    return pinned.of_remote(RemoteFiles(remote, Manifest(files=tuple(files)), root / node, 10**8), "data/web")
-
-
-def test_a_second_node_reads_the_counts_and_no_file(
-    tmp_path: Path, repo: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(counting, "PARTS", (64, 64))
+def _note_downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list of the files that are read in the remote from now on."""
     fetched: list[str] = []
     download = FolderOrigin.download
 
@@ -121,22 +101,52 @@ def test_a_second_node_reads_the_counts_and_no_file(
         download(self, file, begin)
 
     monkeypatch.setattr(FolderOrigin, "download", note)
+    return fetched
+
+
+def test_a_second_node_reads_the_counts_and_no_file(
+    tmp_path: Path, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "PARTS", (64, 64))
+    fetched = _note_downloads(monkeypatch)
+    shards = [[{"id": 100 * number + row} for row in range(1 + number % 4)] for number in range(12)]
+    written.write_jsonl(tmp_path / "web", shards)
 
     def start(node: str, rank: int = 0) -> tuple[int | None, list[str], Loader]:
         before = len(fetched)
         orders = SimpleNamespace(run="r1", spec=None, files=str(tmp_path / node), files_bytes=10**8, copies="")
         active = SimpleNamespace(context=orders, rank=rank, world=2, repo=repo)
         monkeypatch.setattr("m5ws.training.runtime.context._active", active)
-        loader = Loader(Source(dataset=_dataset(tmp_path, node)), batch_size=2, collate=list)
+        loader = Loader(Source(dataset=written.remote(tmp_path, "web", node)), batch_size=2, collate=list)
         return loader.steps_per_epoch, fetched[before:], loader
 
     steps, counted, first = start("one")
-    assert steps == 15 and sorted(counted) == [f"{number:02}.jsonl" for number in range(12)]
+    assert steps == 15 and sorted(counted) == [f"{number:03}.jsonl" for number in range(12)]
     assert start("one")[:2] == (15, [])
     steps, counted, second = start("two", rank=1)
     assert (steps, counted) == (15, []), "the second node has an empty cache, and fetches nothing"
     assert second.description(lambda content: content.hex()) == first.description(lambda content: content.hex())
     assert {row["id"] for batch in second for row in batch}, "it reads the files that its steps need"
+
+
+@pytest.mark.parametrize(("rows", "is_shared"), [(1, False), (30, True)])
+def test_a_node_fetches_the_files_of_its_samples_and_of_windows_that_all_nodes_need(
+    rows: int, is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.write_npy(tmp_path / "web", [np.full((rows, 2), number) for number in range(48)])
+    index: Any = {"batch_size": 12, "world": 2, "cache": tmp_path / "index", "collate": list}
+    Loader(Source(dataset=written.remote(tmp_path, "web", "counted")), rank=0, **index)
+    fetched = _note_downloads(monkeypatch)
+    nodes = []
+    for rank in range(2):
+        before = len(fetched)
+        loader = Loader(Source(dataset=written.remote(tmp_path, "web", f"node-{rank}"), window=3), rank=rank, **index)
+        read = {int(row[0]) for batch in loader for row in batch}
+        nodes.append(set(fetched[before:]))
+        assert len(fetched[before:]) == len(nodes[-1]), "once a node"
+        assert {f"{number:03}.npy" for number in read} == nodes[-1]
+    assert nodes[0] | nodes[1] == {f"{number:03}.npy" for number in range(48)}
+    assert bool(nodes[0] & nodes[1]) == is_shared
 
 
 def test_kept_files_stay_within_the_limit_and_a_damaged_file_is_made_again(tmp_path: Path) -> None:
