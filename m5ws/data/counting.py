@@ -50,9 +50,8 @@ def count(
 
         def make(part: int) -> tuple[int, ...]:
             counts = tuple(threads.map(count_file, parts[part]))
-            record = SampleCounts(dataset=dataset, reading=reading, part=part, counts=counts)
             with suppress(ObjectExists):
-                bindings.create(home.repo.store, f"{prefix}{part:02}", record)
+                bindings.create(home.repo.store, f"{prefix}{part:02}", SampleCounts(counts=counts))
             return counts
 
         known = list(threads.map(find, range(len(parts))))

@@ -1,7 +1,7 @@
 """Small files that the processes of a node make once and share: indexes of datasets, and measured lengths.
 
 In a run they are entries of the node's cache: they count for its limit, and the entries used longest ago are evicted.
-Each file begins with the digest of its content, so a torn or damaged file is made again.
+Each file ends with the digest of its content, so a torn or damaged file is made again.
 """
 
 import os
@@ -10,13 +10,12 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-import blake3
-
-from m5ws.errors import NotFound, ObjectExists
+from m5ws.errors import CorruptObject, NotFound, ObjectExists
+from m5ws.records import codec
 from m5ws.store.cache.limit import CacheLimit, alone
 from m5ws.store.local import LocalStore
 
-SAMPLES = "objects/samples/"
+_SAMPLES = "objects/samples/"
 """Prefix of these files in a cache directory."""
 
 
@@ -27,8 +26,8 @@ class KeptFiles:
     """
 
     def __init__(self, root: Path, limit_bytes: int | None = None, inner: str = "") -> None:
-        self.folder = root / SAMPLES / inner
-        self._root, self._prefix = root, f"{SAMPLES}{inner}"
+        self.folder = root / _SAMPLES / inner
+        self._root, self._prefix = root, f"{_SAMPLES}{inner}"
         self._entries = LocalStore(root, durable=False)
         self._room = CacheLimit(self._entries, limit_bytes) if limit_bytes is not None else None
 
@@ -41,25 +40,21 @@ class KeptFiles:
             with alone(self._root, key, inf, "samples-"):
                 if (content := self._read(key)) is None:
                     content = make()
-                    self._write(key, content)
+                    data = codec.sealed(content)
+                    if self._room is not None:
+                        self._room.take(len(data))
+                    with suppress(ObjectExists):
+                        self._entries.create(key, data)
         return content
 
     def _read(self, key: str) -> bytes | None:
         try:
-            data = self._entries.get(key)
+            content = codec.unsealed(self._entries.get(key), key)
         except NotFound:
             return None
-        digest, content = data[:32], data[32:]
-        if blake3.blake3(content).digest() != digest:
+        except CorruptObject:
             self._entries.delete(key)
             return None
         with suppress(OSError):
             os.utime(self._root / key)
         return content
-
-    def _write(self, key: str, content: bytes) -> None:
-        data = blake3.blake3(content).digest() + content
-        if self._room is not None:
-            self._room.take(len(data))
-        with suppress(ObjectExists):
-            self._entries.create(key, data)

@@ -148,8 +148,8 @@ def _fill(repo: Repository, root: Path) -> None:
             canaries.publish(repo, canary)
             arithmetic = Known(kind=name, host="n1", facts={}, digests={"cpu": "0" * 64}, created_s=when)
             known.publish(repo, arithmetic)
-            counted = SampleCounts(dataset=runs.load(repo, name).snapshot, reading="r", part=int(when), counts=(1, 2))
-            bindings.create(repo.store, f"{SAMPLES}{counted.dataset}/r-{when:.0f}", counted)
+            counted = f"{SAMPLES}{runs.load(repo, name).snapshot}/r-{when:.0f}"
+            bindings.create(repo.store, counted, SampleCounts(counts=(1, 2)))
             jobs.cancel(repo, Cancel(run=name, attempt=0, jobs=(job.name,), created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)
