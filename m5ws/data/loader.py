@@ -103,6 +103,7 @@ class Loader:
         self._inner: Iterator[Any] | None = None
         self._consumed: dict[str, list[Range]] = {}
         self._is_recorded = False
+        """True if a session records the samples, or if the run has an event that no session does."""
 
     # --- batches
 
@@ -114,7 +115,9 @@ class Loader:
             self.epoch += 1
             raise StopIteration
         if self._inner is None:
-            self._report_unrecorded()
+            if not self._is_recorded and (active := context.active()) is not None:
+                self._is_recorded = True
+                active.emit(OtherLoader, datasets=tuple(stream.shards.dataset.name for stream in self._plan.streams))
             # The workers are forked before the threads start.
             plans: Any = self._plan.plans(self._threads)
             generator = torch.Generator().manual_seed(self.seed % 2**63)
@@ -213,12 +216,6 @@ class Loader:
             if any(sample_ids.covers(item, os.path.join(dataset.folder, path)) for item in self._without)
         }
         return Stream(shards, left_out)
-
-    def _report_unrecorded(self) -> None:
-        """Append an event if this loader is in a run, and not the loader of a session; once."""
-        if not self._is_recorded and (active := context.active()) is not None:
-            self._is_recorded = True
-            active.emit(OtherLoader, datasets=tuple(stream.shards.dataset.name for stream in self._plan.streams))
 
     def _make_folder(self) -> Path:
         """Make a folder that exists as long as this loader."""
