@@ -46,8 +46,7 @@ class _Launcher:
     """`Launcher` that has `inner` start processes with m5ws on PYTHONPATH, also if a run sets that variable."""
 
     def __init__(self, inner: Launcher, own: Path) -> None:
-        self._inner = inner
-        self._own = own
+        self._inner, self._own = inner, own
 
     def launch(self, request: LaunchRequest) -> Process:
         """As `Launcher.launch`."""
@@ -77,8 +76,7 @@ class VirtualEnvironments:
             )
         self._folder = folder
         self._environment = dict(environment)
-        self._launcher = launcher
-        self._observing = observing
+        self._launcher, self._observing = launcher, observing
 
     def build(
         self,

@@ -28,8 +28,7 @@ class OperatorProxy:
     """
 
     def __init__(self, compiled: Any, follow: Update) -> None:
-        self.compiled = compiled
-        self.follow = follow
+        self.compiled, self.follow = compiled, follow
         self._update = compiled.adam_update
         self._threads = cores_of_rank()
 
