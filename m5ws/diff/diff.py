@@ -15,7 +15,7 @@ from m5ws.diff import trees as tree_diff
 from m5ws.diff.arguments import changed_values
 from m5ws.diff.trees import FilePair
 from m5ws.environment import attempt_environments, reads
-from m5ws.environment.drift import rate
+from m5ws.environment.drift import different, rate
 from m5ws.records.base import Digest
 from m5ws.records.environment import Declared, Determinism
 from m5ws.records.run import LaunchSpec, Run
@@ -71,7 +71,7 @@ def between_inputs(repo: Repository, old: Run, new: Run) -> tuple[Change, ...]:
     Two commands with equal arguments, in another order or spelling, are one change. Raises NotFound, CorruptObject.
     """
     before, after = (arguments.load(repo, run.snapshot, run.spec) for run in (old, new))
-    named = argument_diff.between(before, after)
+    named = tuple(argument_diff.between(before, after))
     launched = launch(old.spec, new.spec)
     if before.script != after.script:
         scripts = rate("launch", "command", " ".join(before.script), " ".join(after.script))
@@ -197,10 +197,7 @@ def _remote(repo: Repository, old: Sequence[RemoteDataset], new: Sequence[Remote
 
 def _differing(old: Sequence[D], new: Sequence[D]) -> Iterator[tuple[str, D | None, D | None]]:
     """Yield the datasets that differ by name, with both sides."""
-    before, after = ({dataset.name: dataset for dataset in side} for side in (old, new))
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield name, before.get(name), after.get(name)
+    return different(*({dataset.name: dataset for dataset in side} for side in (old, new)))
 
 
 def _with_files(change: Change, added: Sequence[str], removed: Sequence[str], changed: Sequence[str]) -> Change:
