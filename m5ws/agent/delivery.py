@@ -60,7 +60,8 @@ class Delivery:
         self._waiting_bytes = 0
         self._began_s = self._published_s = clock()
         self._last_s: float | None = None
-        self._urgent, self._warned = False, False
+        self._urgent = False
+        self._warned = False
         self._failed = self._is_whole = False
         self._pause_s = 0.0
         self.batches = 0

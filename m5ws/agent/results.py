@@ -30,7 +30,11 @@ class Results:
     """
 
     def __init__(self, repo: Repository, plan: AttemptPlan, work: Path, spool: SpoolWriter, notify: Notify) -> None:
-        self._repo, self._plan, self._work, self._spool, self._notify = repo, plan, work, spool, notify
+        self._repo = repo
+        self._plan = plan
+        self._work = work
+        self._spool = spool
+        self._notify = notify
         self._published: set[str] = set()
         self._inputs = inputs.AttemptInputs(begun_ns=work.stat().st_ctime_ns, stamps=inputs.stamps(work))
         minutes, index, node = plan.run.spec.checkpoint_minutes, plan.directory / "copies", plan.place.node

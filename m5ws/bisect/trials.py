@@ -112,9 +112,13 @@ class HybridRuns:
         listeners: TrialListeners,
         rebuilt: Rebuilt | None = None,
     ) -> None:
-        self._ports, self._rebuilt = ports, rebuilt
+        self._ports = ports
+        self._rebuilt = rebuilt
         self._made: dict[Recipe, Ports] = {}
-        self._setup, self._home, self._author_dir, self._limit = setup, home, author_dir, limit
+        self._setup = setup
+        self._home = home
+        self._author_dir = author_dir
+        self._limit = limit
         self._listeners = listeners
         self._original = history.load(ports.repo, setup.good.id)
         self._answers: dict[frozenset[InputDifference], Trial] = {}

@@ -29,7 +29,8 @@ class NoteReader:
     """Follows the notes of a node."""
 
     def __init__(self, path: str | Path) -> None:
-        self._path, self._offset = path, 0
+        self._path = path
+        self._offset = 0
 
     def read(self) -> Iterator[tuple[str, str]]:
         """Yield the kind and text of each note that became complete since the last call."""

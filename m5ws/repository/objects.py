@@ -51,7 +51,8 @@ class Objects:
     def __init__(
         self, store: ObjectStore, form: Format, done_plans: Callable[[], frozenset[str]] = frozenset[str]
     ) -> None:
-        self.store, self.format = store, form
+        self.store = store
+        self.format = form
         self._seen: set[Digest] = set()
         self._done_plans = done_plans
         self._began: frozenset[str] | None = None

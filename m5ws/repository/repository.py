@@ -24,7 +24,9 @@ class Repository:
     """
 
     def __init__(self, store: ObjectStore, form: Format, note: str = "") -> None:
-        self.store, self.format, self.note = store, form, note
+        self.store = store
+        self.format = form
+        self.note = note
         self.objects = Objects(store, form, lambda: gc_plans.read_states(store).done)
         self.snapshots: set[str] = set()
         """Snapshots that this process knows to be published. None is ever deleted."""

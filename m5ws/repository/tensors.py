@@ -109,7 +109,8 @@ class PartCache:
     """Parts of objects: each is read once at a time, and kept within a limit. Thread-safe."""
 
     def __init__(self, objects: Objects, held_bytes: int = _HELD_BYTES) -> None:
-        self._objects, self._limit = objects, held_bytes
+        self._objects = objects
+        self._limit = held_bytes
         self._held: OrderedDict[tuple[Digest, int], Future[bytes]] = OrderedDict()
         self._sizes = 0
         self._lock = threading.Lock()

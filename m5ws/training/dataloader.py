@@ -66,7 +66,9 @@ class Feed:
     """Names of the generators in a loader."""
 
     def __init__(self, loader: Any, batches: BatchDigest | None, restart: bool = False) -> None:
-        self._loader, self._batches, self._restart = loader, batches, restart
+        self._loader = loader
+        self._batches = batches
+        self._restart = restart
         self._iterator: Iterator[Any] | None = None
         self.epoch = 0
         self.refusal: str | None = None

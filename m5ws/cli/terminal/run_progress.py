@@ -50,7 +50,9 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._enabled, self._gone, self._observed = enabled, False, False
+        self._enabled = enabled
+        self._gone = False
+        self._observed = False
         self._log = LogReader(log) if enabled and log is not None else None
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._clock = clock

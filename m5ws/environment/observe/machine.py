@@ -53,7 +53,10 @@ class Machine:
     ) -> None:
         self._roots = (root or Path.cwd(), *copies)
         self._variables = variables.allowed(variable_names)
-        self._read_torch, self._base, self._system, self._provides = read_torch, base, system, provides
+        self._read_torch = read_torch
+        self._base = base
+        self._system = system
+        self._provides = provides
 
     def observe(self, environment: Mapping[str, str]) -> Observed:
         """Return the observed environment, with `environment` over the variables that processes inherit."""

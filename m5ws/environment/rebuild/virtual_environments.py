@@ -46,7 +46,8 @@ class _Launcher:
     """`Launcher` that has `inner` start processes with m5ws on PYTHONPATH, also if a run sets that variable."""
 
     def __init__(self, inner: Launcher, own: Path) -> None:
-        self._inner, self._own = inner, own
+        self._inner = inner
+        self._own = own
 
     def launch(self, request: LaunchRequest) -> Process:
         """As `Launcher.launch`."""
@@ -76,7 +77,8 @@ class VirtualEnvironments:
             )
         self._folder = folder
         self._environment = dict(environment)
-        self._launcher, self._observing = launcher, observing
+        self._launcher = launcher
+        self._observing = observing
 
     def build(
         self,

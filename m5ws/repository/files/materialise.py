@@ -164,7 +164,9 @@ class _File:
     """A large file written by several jobs. The last job sets its mode and closes it."""
 
     def __init__(self, descriptor: int, mode: int, jobs: int) -> None:
-        self.descriptor, self._mode, self._jobs = descriptor, mode, jobs
+        self.descriptor = descriptor
+        self._mode = mode
+        self._jobs = jobs
         self._lock = threading.Lock()
 
     def leave(self) -> None:

@@ -78,7 +78,10 @@ class TreeWriter:
     """Writes packs and chunks. `needed` maps every object of the tree to its length."""
 
     def __init__(self, objects: Objects, index: Index | None, dry_run: bool, began_ns: int) -> None:
-        self._objects, self._index, self._dry_run, self._began_ns = objects, index, dry_run, began_ns
+        self._objects = objects
+        self._index = index
+        self._dry_run = dry_run
+        self._began_ns = began_ns
         self._pool = ThreadPoolExecutor(_PACKS_IN_FLIGHT, thread_name_prefix="m5ws-tree")
         self._counting = threading.Lock()
         self._groups = PackGroups[_Member](objects.format.pack_bytes)

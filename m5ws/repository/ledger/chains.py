@@ -30,7 +30,8 @@ class Order:
 
     def __init__(self, attempt: int, node: int, prefix: str) -> None:
         self._attempt, self._node, self._prefix = attempt, node, prefix
-        self.events, self.is_begun = 0, False
+        self.events = 0
+        self.is_begun = False
         self.ended: AttemptEnded | None = None
 
     def take(self, origin: str, event: AnyEvent) -> None:

@@ -130,7 +130,8 @@ class SpoolReader:
     """Follows a spool that another process writes."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
+        self._path = path
+        self._offset = 0
 
     def read(self, most_bytes: int = -1) -> list[bytes]:
         """Return the encoded events that became complete since the last call, from at most `most_bytes` of the file."""

@@ -44,9 +44,12 @@ class Batches:
     """The batches of a training with Accelerate, from the step with which it begins to its last one."""
 
     def __init__(self, accelerator: Any, loader: Any, total_steps: int) -> None:
-        self._accelerator, self._loader, self._total = accelerator, loader, total_steps
+        self._accelerator = accelerator
+        self._loader = loader
+        self._total = total_steps
         self._training: Training | None = None
-        self._is_stopping, self._is_first = False, True
+        self._is_stopping = False
+        self._is_first = True
         self.step = 0
         """Number of steps that are done."""
         self.epoch = 0

@@ -59,7 +59,8 @@ class Training:
             raise Unsupported("an adapter cannot restart the data (--restart data): its step decides the position")
         self._work = os.path.realpath(active.context.work_dir)
         self.position = _replaced(_load_position(active), _WORK, self._work)
-        self._active, self._counters = active, counters
+        self._active = active
+        self._counters = counters
         self._loader = _Position(self)
         self._session: Session
         self._next: str | None = None

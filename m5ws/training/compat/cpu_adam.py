@@ -28,7 +28,8 @@ class OperatorProxy:
     """
 
     def __init__(self, compiled: Any, follow: Update) -> None:
-        self.compiled, self.follow = compiled, follow
+        self.compiled = compiled
+        self.follow = follow
         self._update = compiled.adam_update
         self._threads = cores_of_rank()
 

@@ -53,7 +53,9 @@ class Fork:
         of_data: Mapping[str, torch.Generator],
     ) -> None:
         facts.require(schedules.MOVED if schedulers else ())
-        self._active, self._parent, self._optimizers = active, origin, optimizers
+        self._active = active
+        self._parent = origin
+        self._optimizers = optimizers
         self._schedulers = schedulers
         self._named = {**of_data, **generators}
         self._of_data = set(of_data)

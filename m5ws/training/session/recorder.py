@@ -46,8 +46,12 @@ class Recorder:
         checkpoint_every: int | None,
         fingerprint_every: int | None,
     ) -> None:
-        self._active, self._backend, self._feed, self._batches = active, backend, feed, batches
-        self._objects, self._known = objects, known
+        self._active = active
+        self._backend = backend
+        self._feed = feed
+        self._batches = batches
+        self._objects = objects
+        self._known = known
         self._generators = {**(feed.generators() if feed is not None else {}), **generators}
         self._total = total_steps
         self._group = collectives.new_group()

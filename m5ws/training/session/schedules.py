@@ -60,7 +60,9 @@ class FingerprintSchedule:
         self._every = every
         self._at = frozenset(at or ())
         self._by_cost = every is None and at is None
-        self._group, self._next, self._interval = group, 0, 1
+        self._group = group
+        self._next = 0
+        self._interval = 1
         self._steps_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._fingerprints_s: deque[float] = deque(maxlen=_RECENT_FINGERPRINTS)
 

@@ -168,8 +168,12 @@ class Session:
         started: Fork | None,
         tracer: "Tracer | None" = None,
     ) -> None:
-        self._recorder, self._tracer, self._fork, self._feed = recorder, tracer, started, feed
-        self._batches, self._total = batches, total_steps
+        self._recorder = recorder
+        self._tracer = tracer
+        self._fork = started
+        self._feed = feed
+        self._batches = batches
+        self._total = total_steps
         self._step: Step | None = None
         self._tracing = ExitStack()
         self._stopping = self._done = False

@@ -17,7 +17,10 @@ class Step:
     """
 
     def __init__(self, number: int, feed: Feed | None, recording: bool, phases: Phases | None = None) -> None:
-        self.number, self.tokens, self._feed, self._recording = number, 0, feed, recording
+        self.number = number
+        self.tokens = 0
+        self._feed = feed
+        self._recording = recording
         self._phases = phases
         self._values: dict[str, scalars.Reader | str] = {}
 

@@ -20,7 +20,8 @@ class Graph:
     """The operations of one step. `names` gives the parameters' names by the ids of their tensors."""
 
     def __init__(self, ran: Ran, names: Mapping[int, str]) -> None:
-        self._ran, self._names = ran, names
+        self._ran = ran
+        self._names = names
         # References keep the identity of the nodes; autograd frees the saved tensors when the backward pass is over.
         self._known: dict[Any, None] = {}
         self._counts: Counter[tuple[str, str]] = Counter()

@@ -41,7 +41,8 @@ class Tracer:
         self, active: ActiveRank, trace: Trace, model: torch.nn.Module, optimizers: Sequence[Any], generators: rng.Named
     ) -> None:
         facts.require((*tensor_internals.TRACED, *modules.TRACED, *modules.NAMED))
-        self._trace, self._model = trace, model
+        self._trace = trace
+        self._model = model
         self._optimizers = [base for optimizer in optimizers if (base := _base(optimizer)) is not None]
         self._generators = generators
         path = Path(active.context.spool_dir) / f"{active.rank}.trace"
@@ -97,7 +98,10 @@ class _Step:
     def __init__(
         self, number: int, generators: rng.Named, names: dict[int, str], write: Callable[[TraceEntry], None]
     ) -> None:
-        self._number, self._generators, self._names, self._write = number, generators, names, write
+        self._number = number
+        self._generators = generators
+        self._names = names
+        self._write = write
         self._graph = Graph(self._ran, names)
         self._inside: list[tuple[str, dict[str, str]]] = []
         self._calls: Counter[tuple[str, str]] = Counter()
