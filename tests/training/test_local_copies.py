@@ -39,8 +39,12 @@ class _Node:
     """A node with a folder for copies, on which attempts of one rank run."""
 
     def __init__(self, in_process: Any, folder: Path) -> None:
-        self.folder, self._in_process, self.repo = folder, in_process, in_process.runner.repo
+        self.folder, self._in_process = folder, in_process
         folder.mkdir()
+
+    @property
+    def repo(self) -> Repository:
+        return self._in_process.runner.repo  # type: ignore[no-any-return]
 
     @property
     def run(self) -> str:
@@ -82,9 +86,7 @@ def test_a_restart_on_the_same_node_reads_no_state_from_the_store(node: _Node, r
 
 def test_damaged_copies_are_noticed_and_read_from_the_store(node: _Node, repo: Repository) -> None:
     node.train(3)
-    whole, _ = node.train(5)
     draw = random.Random(3)
-    node.train(6)
     for path in node.objects():
         data = bytearray(path.read_bytes())
         place = draw.randrange(len(data))
@@ -92,8 +94,8 @@ def test_damaged_copies_are_noticed_and_read_from_the_store(node: _Node, repo: R
         path.write_bytes(
             data[:place] if draw.random() < 0.5 else data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         )
-    attempt, error = node.train(7)
-    assert error is None and sorted(attempt.contents) == [7] and sorted(whole.contents) == [4, 5]
+    attempt, error = node.train(4)
+    assert error is None and sorted(attempt.contents) == [4]
     [notice] = [text for text in attempt.notices("limit") if "damaged" in text]
     assert checkpoints.valid(repo, node.run)[-2] in notice
 
@@ -104,39 +106,34 @@ def test_a_node_keeps_the_newest_copies_alone(node: _Node) -> None:
         assert [checkpoints.step_of(name) for name in node.copies()] == list(range(1, last + 1))[-local_copies.KEPT :]
 
 
-@pytest.mark.parametrize("trouble", ["missing", "full"])
-def test_a_save_without_room_for_copies_is_uploaded_with_one_notice(
-    node: _Node, repo: Repository, trouble: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if trouble == "full":
-        # Every file of a directory that cannot be written to fails, as on a full disk.
-        monkeypatch.setattr(local_copies, "LocalStore", _Full)
+@pytest.mark.parametrize("trouble", ["no folder", "no room"])
+def test_a_save_without_room_for_copies_is_uploaded_with_one_notice(node: _Node, trouble: str) -> None:
+    if trouble == "no room":
+        for step in (1, 3):
+            objects = node.folder / node.run / checkpoints.name(step, 1) / "objects"
+            objects.parent.mkdir(parents=True)
+            # The first object cannot be written, as on a disk that is full by then.
+            objects.touch()
     else:
         node.folder.rmdir()
     attempt, error = node.train(3)
     assert error is None and sorted(attempt.contents) == [1, 2, 3]
     [notice] = [text for text in attempt.notices("limit") if "no copy" in text]
     assert "after step 1" in notice
-    assert node.copies() == []
-
-
-class _Full(LocalStore):
-    def create(self, key: str, data: Any) -> None:
-        if key.startswith("objects/"):
-            raise OSError(28, "No space left on device", key)
-        super().create(key, data)
+    # The next save tries again.
+    assert node.copies() == ([checkpoints.name(2, 1)] if trouble == "no room" else [])
 
 
 def test_an_upload_killed_after_every_write_is_completed_from_the_copy(
-    node: _Node, in_process: Any, repo: Repository
+    node: _Node, in_process: Any, tmp_path: Path
 ) -> None:
     whole, _ = node.train(2)
     for lives in range(1000):
-        in_process.runner.run, in_process.runner.attempts = f"{lives + 2:012x}", 0
-        dying = DyingStore(repo.store, lives)
-        with_copy = Repository(dying, repo.format)
+        repo = Repository.create(LocalStore(tmp_path / f"store-{lives}"), node.repo.format)
+        runner = in_process.runner
+        runner.repo, runner.run, runner.attempts = repo, f"{lives + 2:012x}", 0
         try:
-            node.train(2, with_copy)
+            node.train(2, Repository(DyingStore(repo.store, lives), repo.format))
         except Died:
             left = node.copies()
             local_copies.publish_left(repo, node.run, str(node.folder))
@@ -220,21 +217,19 @@ class _Campaign:
         for folder in self._nodes[_RANKS - replaced :]:
             shutil.rmtree(folder)
         run, before = self._runner.run, self._attempts.published()
-        copies = {
-            rank: set(folder.glob(f"{run}/*/runs/{run}/checkpoints/*")) for rank, folder in enumerate(self._nodes)
-        }
         for folder in self._nodes[1:]:
             local_copies.upload(self._repo, run, str(folder))
         local_copies.publish_left(self._repo, run, str(self._nodes[0]))
         self.completed += self._attempts.published() != before
-        if replaced == 0:
-            # All parts are there: each checkpoint that was written to all nodes is published or was before.
-            own = [path.name for path in copies[0] if checkpoints.attempt_of(path.name) == self._runner.attempts]
-            assert {checkpoints.step_of(name) for name in own} <= {*self._attempts.published()} or not own
+        if not replaced:
+            # All parts are there. The reference was written when the copies on all nodes were complete.
+            complete = sorted(path.name for path in self._nodes[0].glob(f"{run}/*/runs/{run}/checkpoints/*"))
+            names = [name for name in complete if checkpoints.attempt_of(name) == self._runner.attempts]
+            assert not names or names[-1] in checkpoints.valid(self._repo, run)
 
 
 _SCALES = [
-    pytest.param(Scale(6)),
+    pytest.param(Scale(4), marks=pytest.mark.long),
     pytest.param(Scale(200, soak=True), marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
 ]
 
