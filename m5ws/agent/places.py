@@ -8,6 +8,7 @@ nodes but the main node (https://docs.aws.amazon.com/batch/latest/userguide/job_
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 
 from m5ws.errors import UsageError
 from m5ws.launch import network
@@ -81,9 +82,17 @@ def own_folder(parent: str | Path) -> Path:
     return Path(os.path.abspath(parent)) / f"m5ws-{os.getuid()}"
 
 
-def folder_of_copies(saving: Saving | None) -> str:
-    """Return this user's folder below `[checkpoint] local`; empty without this setting."""
-    return str(own_folder(saving.local)) if saving is not None and saving.local is not None else ""
+def folder_of_copies(saving: Saving, environment: Mapping[str, str]) -> str:
+    """Return this user's folder below `[checkpoint] local`; empty without this setting.
+
+    Raises UsageError for a variable that this node lacks.
+    """
+    if saving.local is None:
+        return ""
+    parent = Template(saving.local).safe_substitute(environment)
+    if "$" in parent:
+        raise UsageError(f"this node has no variable for [checkpoint] local = {parent!r}", hint="Set it on each node.")
+    return str(own_folder(parent))
 
 
 def make_private(own: Path, hint: str) -> Path:

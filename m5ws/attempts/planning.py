@@ -180,7 +180,7 @@ def plan(
     context = msgspec.structs.replace(
         _context(repo, run, snapshot, chosen.attempt, directory, author_dir, resume),
         saving=saving or Saving(),
-        local=places.folder_of_copies(saving),
+        local=places.folder_of_copies(saving or Saving(), environment),
         checkpoint_at=checkpoint_at,
         image=image,
     )

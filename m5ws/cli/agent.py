@@ -178,7 +178,8 @@ def _plan(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
     try:
         # The ranks of a killed agent may still publish a checkpoint, from which the next attempt continues.
         recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
-        local_copies.publish_left(repo, run_id, places.folder_of_copies(workspace.settings.checkpoint))
+        folder = places.folder_of_copies(workspace.settings.checkpoint, workspace.environment)
+        local_copies.publish_left(repo, run_id, folder)
         ports, plan = new_run.plan(workspace, repo, planning.resumed(repo, run_id), env)
         return ports, restarting.mark(ports, plan)
     except Exception as error:
@@ -202,7 +203,8 @@ def _follow(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[
 
     _refuse_finished(repo, run_id)
     # Before this node joins: the leader publishes when all nodes have come.
-    local_copies.upload(repo, run_id, places.folder_of_copies(workspace.settings.checkpoint))
+    folder = places.folder_of_copies(workspace.settings.checkpoint, workspace.environment)
+    local_copies.upload(repo, run_id, folder)
     with interrupt.on_signals(), Bar() as bar:
         led = _join(workspace, workspace.job or runs.load(repo, run_id), look, leader.JOIN_S, bar)
         return _execute(workspace, repo, *led, env, bar)

@@ -65,13 +65,14 @@ class Saving(Record, frozen=True, kw_only=True):
 
     `asynchronous`: the training waits only for the copy of its state. `failures`: number of consecutive failed
     checkpoints that ends the training; None: never. `deadline_s`: time for the last save after a request to stop.
-    `local`: a folder on the local disk of each node, where a copy of each checkpoint is written before its upload.
+    `local`: a folder on the local disk of each node, with variables of the node, where a copy of each checkpoint is
+    written before its upload.
     """
 
     asynchronous: bool = True
     failures: Annotated[int, msgspec.Meta(ge=1)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 110.0
-    local: Annotated[str, msgspec.Meta(pattern=r"\A/")] | None = None
+    local: Annotated[str, msgspec.Meta(pattern=r"\A[/$]")] | None = None
 
 
 class Trace(Record, frozen=True, kw_only=True):
