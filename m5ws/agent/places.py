@@ -11,10 +11,11 @@ and dstack names the address of node 0 (https://dstack.ai/docs/concepts/tasks#di
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 
 from m5ws.errors import UsageError
 from m5ws.launch import network
-from m5ws.records.launch import Place
+from m5ws.records.launch import Place, Saving
 
 _HINT = "Set M5WS_NODE, M5WS_NODES, M5WS_MASTER (HOST:PORT of node 0) and M5WS_JOB on each node."
 _ENGINES = (
@@ -85,9 +86,31 @@ def make_scratch(parent: Path, node: int) -> Path:
 
     Raises UsageError if another user made the folder.
     """
-    own = Path(os.path.abspath(parent)) / f"m5ws-{os.getuid()}"
+    return make_private(own_folder(parent), "Give another folder with --scratch.") / f"node-{node}"
+
+
+def own_folder(parent: str | Path) -> Path:
+    """Return the folder of this user in a folder that other users may write to."""
+    return Path(os.path.abspath(parent)) / f"m5ws-{os.getuid()}"
+
+
+def folder_of_copies(saving: Saving, environment: Mapping[str, str]) -> str:
+    """Return this user's folder below `[checkpoint] local`; empty without this setting.
+
+    Raises UsageError for a variable that this node lacks.
+    """
+    if saving.local is None:
+        return ""
+    parent = Template(saving.local).safe_substitute(environment)
+    if "$" in parent:
+        raise UsageError(f"this node has no variable for [checkpoint] local = {parent!r}", hint="Set it on each node.")
+    return str(own_folder(parent))
+
+
+def make_private(own: Path, hint: str) -> Path:
+    """Make a folder that only this user may use, and return it. Raises UsageError for another user's, OSError."""
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = own.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UsageError(f"{own} is not private to this user", hint="Give another folder with --scratch.")
-    return own / f"node-{node}"
+        raise UsageError(f"{own} is not private to this user", hint=hint)
+    return own

@@ -1,10 +1,13 @@
 """The place of a node, from the variables of the program that started its agent."""
 
+import os
+
 import pytest
 
 from m5ws.agent import places
 from m5ws.errors import UsageError
 from m5ws.launch import network
+from m5ws.records.launch import Saving
 
 _BATCH = {
     "AWS_BATCH_JOB_ID": "0a1b", "AWS_BATCH_JOB_ATTEMPT": "2", "AWS_BATCH_JOB_NUM_NODES": "3",
@@ -69,3 +72,11 @@ def test_a_missing_variable_is_named(engine: dict[str, str]) -> None:
 def test_a_job_of_batch_that_another_node_leads_is_refused() -> None:
     with pytest.raises(UsageError, match="main node of this job is node 1"):
         places.read(_CHILD | {"AWS_BATCH_JOB_MAIN_NODE_INDEX": "1"})
+
+
+def test_the_folder_of_copies_is_of_the_user_and_has_variables_of_the_node() -> None:
+    own, environment = f"m5ws-{os.getuid()}", {"DISK": "/nvme"}
+    found = [places.folder_of_copies(Saving(local=text), environment) for text in (None, "/ssd", "$DISK/a", "${DISK}")]
+    assert found == ["", f"/ssd/{own}", f"/nvme/a/{own}", f"/nvme/{own}"]
+    with pytest.raises(UsageError, match="no variable"):
+        places.folder_of_copies(Saving(local="$TAPE/a"), environment)
