@@ -1,10 +1,12 @@
 """The files of a run as folders: MLflow's artifact repository for addresses `m5ws://` (tracking/mlflow/artifacts.py).
 
-    checkpoints/NAME/    the weights of a checkpoint as safetensors, made when they are read
-    outputs/NAME/        the output files of a node of an attempt
-    snapshot/            the workspace as the snapshot has it, without links
+    checkpoints/NAME/   weights as safetensors
+    outputs/NAME/       output files of a node
+    snapshot/           files of the workspace
 
-Every byte is verified when it is read.
+An export of a checkpoint is made when it is read. Links of the snapshot are left out.
+
+Invariant: every byte is verified when it is read.
 """
 
 import os

@@ -42,9 +42,7 @@ def _read(files: RunFiles, path: str, folder: Path) -> bytes:
     return (folder / "file").read_bytes()
 
 
-def test_the_files_of_a_run_are_those_of_its_checkpoints_outputs_and_snapshot(
-    planted_workspace: Planted, tmp_path: Path
-) -> None:
+def test_a_run_has_files_of_its_checkpoints_outputs_and_snapshot(planted_workspace: Planted, tmp_path: Path) -> None:
     repo, run = planted_workspace.repo, planted_workspace.run
     files = RunFiles(repo, run)
     listed = dict(_walk(files))

@@ -4,22 +4,29 @@ Each page equals the page of an undisturbed run on SQLite, field by field and me
 """
 
 import os
+import random
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from requests import RequestException
 
 from m5ws.records.run import Run
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
+from m5ws.tracking.mlflow import process
 from m5ws.tracking.mlflow.client import TrackerError
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.conftest import loud_skip
+from tests.support.campaigns import soak_page
 from tests.support.machine import mlflow_server, postgres
 from tests.support.network.gate import PASSWORD, USER, Gate
 from tests.support.records import mlflow_runs as written
@@ -137,6 +144,136 @@ def test_a_page_after_an_outage_equals_the_page_of_an_undisturbed_run(
     written.end(site.repo, run)
     follower.advance(last=True)
     assert site.content(run) == site.whole and not follower.refused
+
+
+_FAULTS = ("down", "500", "lost", "cut")
+
+
+def _deliver(site: _Site, plan: Callable[[int], str]) -> tuple[Run, int]:
+    """Deliver a run while it trains, by a gate with a plan, and again when the server is back.
+
+    Return the run, and the number of broken requests. A follower calls `advance` again after an error.
+    """
+    run, broken = site.begin(), site.gate.turned_away
+    follower = Follower(site.tracker.options(run.id))
+    site.gate.seen, site.gate.plan = 0, plan
+    try:
+        for part in _PARTS:
+            site.train(run, part)
+            with suppress(MlflowException, RequestException):
+                follower.advance()
+        written.end(site.repo, run)
+        with suppress(MlflowException, RequestException):
+            follower.advance(last=True)
+    finally:
+        site.gate.plan = lambda _: ""
+    follower.advance(last=True)
+    assert not follower.refused
+    return run, site.gate.turned_away - broken
+
+
+def _plans(seed: int, requests: int) -> Iterator[tuple[str, str, Callable[[int], str]]]:
+    """Yield the outages of the matrix by fault and moment."""
+    draw = random.Random(seed)
+    for fault in _FAULTS:
+        for at in range(requests):
+            yield fault, f"request {at}", lambda n, at=at, fault=fault: fault if n == at else ""
+        for every in (2, 3):
+            yield fault, f"every {every}", lambda n, every=every, fault=fault: "" if n % every else fault
+        for at in sorted(draw.sample(range(requests), 6)):
+            yield fault, f"from {at} on", lambda n, at=at, fault=fault: fault if n >= at else ""
+    for share in (0.1, 0.3, 0.6):
+        drawn = [draw.choice(_FAULTS) if draw.random() < share else "" for _ in range(100 * requests)]
+        yield "mixed", f"{share:.0%} of requests", drawn.__getitem__
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_a_page_after_broken_requests_equals_the_page_of_an_undisturbed_run(
+    site: _Site, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a follower sets it: the client repeats a request once.
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    run, broken = _deliver(site, lambda number: "" if number % 3 else fault)
+    assert broken and site.content(run) == site.whole
+
+
+@pytest.mark.soak
+def test_a_page_after_any_outage_of_the_matrix_equals_the_page_of_an_undisturbed_run(
+    site: _Site, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    seed = int(request.config.getoption("--campaign-seed") or random.randrange(2**32))
+    _deliver(site, lambda _: "")
+    requests, rows, wrong = site.gate.seen, dict[tuple[str, str], list[int]](), list[str]()
+    for retries in ("0", "1"):
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", retries)
+        for fault, moment, plan in _plans(seed, requests):
+            try:
+                run, broken = _deliver(site, plan)
+                is_equal = site.content(run) == site.whole
+            except (AssertionError, MlflowException, RequestException, ValueError) as error:
+                broken, is_equal = 0, False
+                wrong.append(f"{error!r}")
+            key = fault, re.sub(r"^(request|from) \d+", r"\1 n", moment)
+            counts = zip(rows.get(key, (0, 0, 0)), (1, broken, is_equal), strict=True)
+            rows[key] = [known + new for known, new in counts]
+            if not is_equal:
+                wrong.append(f"{fault}, {moment}, {retries} retries")
+                print(*wrong[-2:], sep="\n", flush=True)
+    lines = [" | ".join(("|", *key, *map(str, row), "|")).replace("| |", "|") for key, row in rows.items()]
+    header = "| fault | requests | deliveries | broken requests | equal |", "|---|---|---|---|---|"
+    soak_page.write("mlflow-outages", (f"Seed {seed}, {requests} requests without an outage.", "", *header, *lines))
+    assert not wrong
+
+
+class _Clock:
+    """The waits of a follower's process, at once. Time passes at each wait, and the run goes on with it."""
+
+    def __init__(self, moments: Mapping[float, Callable[[], None]]) -> None:
+        self.now_s, self.waits, self._moments = 0.0, 0, sorted(moments.items())
+
+    def wait(self, limit_s: float | None) -> tuple[bool, bool]:
+        """Wait for the next event of the run, or for the limit, as the process does for its input."""
+        self.waits += 1
+        moment, happen = self._moments[0]
+        if limit_s is not None and self.now_s + limit_s < moment:
+            self.now_s += limit_s
+            return False, False
+        self.now_s = moment
+        self._moments.pop(0)
+        happen()
+        return True, not self._moments
+
+
+@pytest.mark.parametrize("fault", ["is_down", "fails"])
+def test_a_server_that_is_away_for_hours_gets_the_whole_run_when_it_is_back(
+    site: _Site, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, hour_s = site.begin(), 3600.0
+    steps = iter(_PARTS)
+
+    def turn(is_out: bool) -> None:
+        setattr(site.gate, fault, is_out)
+
+    def end() -> None:
+        written.end(site.repo, run)
+
+    turn(True)
+    clock = _Clock(
+        {
+            **{hour * hour_s: lambda: site.train(run, next(steps)) for hour in (0.5, 2, 5)},
+            6 * hour_s: lambda: turn(False),
+            7 * hour_s: end,
+        }
+    )
+    monkeypatch.setattr(process, "_wait", clock.wait)
+    before = site.gate.turned_away
+    try:
+        assert process._follow(site.tracker.options(run.id)) == 0
+    finally:
+        turn(False)
+    assert site.content(run) == site.whole
+    # It asks once a minute, and not less.
+    assert 5 * 60 <= clock.waits <= 6 * 60 + 20 and site.gate.turned_away - before >= 5 * 60
 
 
 def test_a_sync_replays_a_run_once_and_an_interrupted_sync_is_completed(site: _Site) -> None:
