@@ -303,8 +303,12 @@ def _lock_pages(options: FollowerOptions) -> Iterator[None]:
 
 
 def limit_requests() -> None:
-    """Have MLflow give up after seconds, and send no telemetry. By default it retries for minutes."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    """Have MLflow give up after seconds, and send no telemetry. By default it retries for minutes.
+
+    Its client repeats no request: if only the answer was lost, a repetition would create a second page or model. The
+    follower begins again with a look at the records that exist.
+    """
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
