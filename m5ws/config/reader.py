@@ -324,7 +324,7 @@ _RULES: tuple[_Rule, ...] = (
     ),
     *(
         (("mlflow", name), lambda s: not s.mlflow.enabled, "does nothing while 'mlflow.enabled' is false")
-        for name in ("tracking_uri", "experiment")
+        for name in ("tracking_uri", "experiment", "store_id")
     ),
 )
 _PRIVATE = "is relative, and gives each workspace another store: write an absolute path, or s3://bucket/prefix"

@@ -194,6 +194,7 @@ class MlflowSettings(_Section, frozen=True, kw_only=True):
     enabled: bool = True
     tracking_uri: str | None = None
     experiment: str | None = None
+    store_id: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9.-]*\Z")] | None = None
 
 
 class RetentionSettings(_Section, frozen=True, kw_only=True):
