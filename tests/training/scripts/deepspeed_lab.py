@@ -18,12 +18,14 @@ from m5ws.errors import M5Error
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.tree import Slice
+from m5ws.repository import contents
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.training.backends.deepspeed.backend import DeepSpeedBackend
 from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
+from tests.support.records import tensor_states
 
 STEPS = 8
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -59,31 +61,24 @@ class Training:
         return {name: float(value).hex() for name, value in values.items()}
 
     def state(self) -> dict[str, str]:
-        return fingerprint.fingerprints(self.backend.tensors(), self.group)
+        return fingerprint.fingerprints(self.backend.tensors(), self.group).values
 
     def save(self, repo: Repository) -> tuple[str, Any]:
         staged = self.backend.stage(self.buffers)
         found = self.state()
-        assert fingerprint.fingerprints(staged.tensors(), self.group) == found
+        assert fingerprint.fingerprints(staged.tensors(), self.group).values == found
         live = {piece.tensor.untyped_storage().data_ptr() for piece in self.backend.tensors()}
         assert not any(piece.tensor.untyped_storage().data_ptr() in live for piece in staged.tensors())
-        saved = staged.save(repo.objects, self.group, found)
-        content = None
-        if dist.get_rank() == 0:
-            content = repo.objects.put_record(
-                Content(
-                    format="deepspeed/1",
-                    world=dist.get_world_size(),
-                    tensors=saved.tensors,
-                    blobs=saved.blobs,
-                    ranks=(put(repo, {"backend": saved.rank}),),
-                )
-            )
-        digest: str = collectives.broadcast(content, self.group)
+        saved = staged.save(repo.objects, self.group, ())
+        state = put(repo, {"backend": saved.rank})
+        content = tensor_states.gathered(saved, repo.objects, self.group, state, format="deepspeed/1")
+        stored = repo.objects.put_record(content) if content is not None else None
+        digest: str = collectives.broadcast(stored, self.group)
         return digest, codec.decode_plain(codec.encode_plain(saved.rank))
 
     def load(self, repo: Repository, content: str, rank: Any) -> None:
-        self.backend.load(repo.objects, repo.objects.get_record(content, Content), {}, rank, self.group)
+        record = repo.objects.get_record(content, Content)
+        self.backend.load(repo.objects, record, contents.Parts(repo.objects, record), {}, rank, self.group)
 
     def destroy(self) -> None:
         self.engine.destroy()
