@@ -11,6 +11,7 @@ import msgspec
 from m5ws.checkpoints import plain_state
 from m5ws.checkpoints.plain_state import StateChange
 from m5ws.checkpoints.resolve import CheckpointRef
+from m5ws.errors import CorruptObject
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.repository import contents
 from m5ws.repository.repository import Repository
@@ -60,6 +61,8 @@ def compare(repo: Repository, a: CheckpointRef, b: CheckpointRef) -> CheckpointD
 def _tensors(repo: Repository, content: Content) -> dict[str, str]:
     """Return the type, shape and fingerprint of each tensor. DeepSpeed's files have other tensors than the model."""
     if content.fingerprints is None:
+        if content.common is not None:
+            raise CorruptObject("the checkpoint has no fingerprints of its tensors")
         return {}
     fingerprints = plain_state.read(repo.objects, content.fingerprints)
     table = contents.load_table(repo.objects, content)

@@ -123,9 +123,11 @@ def test_diff_names_the_tensors_and_the_state_that_differ(m5: M5, two: tuple[str
 def test_diff_names_a_tensor_that_one_checkpoint_lacks_or_has_in_another_shape(
     m5: M5, two: tuple[str, str], made: Made, home: Repository
 ) -> None:
-    common = planted.whole(home.objects, codec.encode_plain({"fingerprints": {"model.moved": "1" * 16}}))
+    fingerprints = planted.whole(home.objects, codec.encode_plain({"model.moved": "1" * 16}))
     moved = (_tensor(home, "model.moved", [1.0, 2.0]),)
-    planted.checkpoint(home, made.run, 9, contents.content(home.objects, world=2, tensors=moved, common=common))
+    planted.checkpoint(
+        home, made.run, 9, contents.content(home.objects, world=2, tensors=moved, fingerprints=fingerprints)
+    )
     found = m5("checkpoint", "diff", f"{made.run}@6", made.run, "--json").document
     changes = {change["name"]: (change["a"], change["b"]) for change in found["tensors"]}
     assert changes["model.fixed"] == (f"float32 [2, 200000], {'0' * 16}", None)

@@ -25,6 +25,8 @@ from m5ws.training.backends.deepspeed.backend import DeepSpeedBackend
 from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.support.records import tensor_states
 
 STEPS = 8
