@@ -3,8 +3,8 @@
     python benchmarks/ranks.py [--worlds 128 1024 8192] [--tensors 3000 100000] [--json FILE]
 
 No tensor exists. The table, the shares, their parts, the reports of all ranks in the tree and the rules of fingerprints
-are made and joined by the code of a training, with random digests. Each case is a process of its own. The seconds of
-the coordinator are those of rank 0 alone: the table, its joins, and the records that it publishes. A rank's read at a
+are made and joined by the code of a training, with random digests. Each case is a process of its own. The CPU seconds
+of the coordinator are those of rank 0 alone: the table, its joins, and the records that it publishes. A rank's read at a
 resume is the size of all records that it reads, and of the plain state of an AdamW training. `even` and `uneven` are
 cut over all ranks, in dimensions that are multiples of the ranks or not; `moe` has experts on groups of 64 ranks.
 """
@@ -83,9 +83,7 @@ def describe(kind: str, world: int, tensors: int, expert: int) -> placement.Desc
 
 def all_classes(kind: str, world: int, tensors: int) -> list[classes.Class[placement.Description]]:
     groups = max(1, world // GROUP) if kind == "moe" else 1
-    return [
-        (tuple(range(group, world, groups)), describe(kind, world, tensors, group)) for group in range(groups)
-    ]
+    return [(tuple(range(group, world, groups)), describe(kind, world, tensors, group)) for group in range(groups)]
 
 
 def share_of(table: list[TableTensor], rank: int, form: Format) -> Share:
@@ -125,8 +123,8 @@ def share_of(table: list[TableTensor], rank: int, form: Format) -> Share:
 def encoded_shares(table: list[TableTensor], world: int, form: Format, distinct: int) -> Iterator[bytes]:
     """Yield the encoded share of each rank. After `distinct` ranks, shares are repeated with other digests."""
     made: list[tuple[bytes, bytes]] = []
-    for rank in range(world):
-        if rank < distinct:
+    for rank in range(world + 1):
+        if rank < distinct or rank == world:
             share = share_of(table, rank, form)
             data = codec.encode(share)
             made.append((data, share.locations.objects[:32]))
@@ -143,14 +141,14 @@ def case(kind: str, world: int, tensors: int, distinct: int) -> dict[str, Any]:
     form, store = Format(), Sink()
     objects = Objects(store, form)
     held = all_classes(kind, world, tensors)
-    began = time.perf_counter()
+    began = time.process_time()
     if len(held) > 1:
         by_digest = {bytes([number]) * 4: each for number, each in enumerate(held)}
         joined: dict[bytes, classes.Class[placement.Description]] = {}
         for digest, each in by_digest.items():
             joined = classes.join(joined, {digest: each})
     table = placement.arrange(held)
-    coordinator = {"table": time.perf_counter() - began}
+    coordinator = {"table": time.process_time() - began}
 
     clock, spent = {"own": 0.0}, None
     share = encoded_shares(table, world, form, distinct)
@@ -165,14 +163,15 @@ def case(kind: str, world: int, tensors: int, distinct: int) -> dict[str, Any]:
         report = tree(rank, step)
         for other in range(rank + step, rank + size, step):
             after = tree(other, min(step, rank + size - other))
-            start = time.perf_counter()
+            start = time.process_time()
             report = report.joined(after, objects)
             if rank == 0:
-                clock["own"] += time.perf_counter() - start
+                clock["own"] += time.process_time() - start
         return report
 
     report = tree(0, world)
-    began = time.perf_counter()
+    began = time.process_time()
+    report = report.joined(Report((), contents.PartList((), world, (next(share),)), (), frozenset()), objects)
     record = contents.make_table(table)
     root = Content(
         format="dcp/1",
@@ -183,15 +182,19 @@ def case(kind: str, world: int, tensors: int, distinct: int) -> dict[str, Any]:
         fingerprints=_slice(),
     )
     checkpoint = Checkpoint(
-        run="r", snapshot="0" * 64, attempt=1, step=1, content=objects.put_record(root),
+        run="r",
+        snapshot="0" * 64,
+        attempt=1,
+        step=1,
+        content=objects.put_record(root),
         ledger={str(rank): head for rank, head in enumerate(report.heads)},
     )
     checkpoint_bytes = len(codec.encode(checkpoint))
-    coordinator |= {"tree": clock["own"], "records": time.perf_counter() - began}
+    coordinator |= {"tree": clock["own"], "records": time.process_time() - began}
     fingerprints = fingerprint_rules(kind, world, tensors)
     root_bytes, table_bytes = len(codec.encode(root)), len(codec.encode(record))
     sizes = part_sizes(report, table, world, form, distinct)
-    own = resume_read(table, world, root, sizes)
+    own = resume_read(table, world, sizes)
     common = plain_bytes(table)
     spent = sum(coordinator.values()) + fingerprints
     return {
@@ -209,7 +212,7 @@ def case(kind: str, world: int, tensors: int, distinct: int) -> dict[str, Any]:
         "coordinator_s": spent,
         "fingerprints_s": fingerprints,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "writes": len(root.parts) + 6 + world * (1 + data_objects(table, world, form)),
+        "writes": len(root.parts) + 6 + world * (1 + data_objects(table, form)),
     }
 
 
@@ -222,27 +225,26 @@ def _slice() -> Slice:
     return Slice(object="1" * 64, offset=0, size_bytes=1, digest="1" * 64)
 
 
-def part_sizes(
-    report: Report, table: list[TableTensor], world: int, form: Format, distinct: int
-) -> dict[int, int]:
+def part_sizes(report: Report, table: list[TableTensor], world: int, form: Format, distinct: int) -> dict[int, int]:
     """Return the size of each part by its first rank, from the sizes of distinct shares."""
     lengths = [len(codec.encode(share_of(table, rank, form))) for rank in range(min(distinct, world))]
     firsts = [each.first for each in report.shares.stored]
     if report.shares.waiting:
         firsts.append(report.shares.first)
-    ends = [*firsts[1:], world]
+    ends = [*firsts[1:], world + 1]
+    lengths.append(len(codec.encode(share_of(table, world, form))))
     return {
-        first: sum(lengths[rank % len(lengths)] for rank in range(first, end))
+        first: sum(lengths[-1 if rank == world else rank % (len(lengths) - 1)] for rank in range(first, end))
         for first, end in zip(firsts, ends, strict=True)
     }
 
 
-def resume_read(table: list[TableTensor], world: int, root: Content, sizes: dict[int, int]) -> int:
+def resume_read(table: list[TableTensor], world: int, sizes: dict[int, int]) -> int:
     """Return the bytes of the parts that the last rank reads on the same number of ranks."""
     rank = world - 1
     sources = {rank}
     for tensor in table:
-        # Whole tensors are stored by another rank.
+        # Whole tensors are in another share.
         if not tensor.axes:
             sources.add(tensor.first)
     firsts = sorted(sizes)
@@ -261,9 +263,9 @@ def plain_bytes(table: list[TableTensor]) -> int:
     return len(codec.encode_plain({"backend": backend}))
 
 
-def data_objects(table: list[TableTensor], world: int, form: Format) -> int:
-    """Return the number of objects of bytes that the first rank stores."""
-    return len(share_of(table, 0, form).locations.starts)
+def data_objects(table: list[TableTensor], form: Format) -> int:
+    """Return the number of objects of bytes that a rank stores."""
+    return len(share_of(table, 1, form).locations.starts)
 
 
 def fingerprint_rules(kind: str, world: int, tensors: int) -> float:
@@ -273,11 +275,11 @@ def fingerprint_rules(kind: str, world: int, tensors: int) -> float:
         for ranks, described in all_classes(kind, world, tensors)
     ]
     own = {name: {"all": number} for number, name in enumerate(held[0][1])}
-    began = time.perf_counter()
+    began = time.process_time()
     rules = merging.arrange(held)
     sums, differences = merging.contribute(own, held[0][1], rules, 0)
     merging.texts(rules, [value % 2**64 for value in sums], merging.unequal(rules, [0] * len(differences)))
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 # --- command --------------------------------------------------------------------------------------------------------

@@ -236,7 +236,10 @@ def size_bytes(share: Share) -> int:
 
 
 class Parts:
-    """The shares of a content, read part by part; the last part that was read is kept."""
+    """The shares of a content, read part by part; the last part that was read is kept.
+
+    The share after the last rank's has whole tensors that rank 0 stored for all ranks.
+    """
 
     def __init__(self, objects: Objects, content: Content) -> None:
         self._objects = objects
@@ -254,7 +257,10 @@ class Parts:
         return part.shares[rank - part.first]
 
     def all(self) -> Iterator[tuple[int, Share]]:
-        """Yield each rank with its share, in order of ranks. Raises NotFound, CorruptObject."""
+        """Yield each rank with its share, in order of ranks; last, the number of ranks with whole tensors for all.
+
+        Raises NotFound, CorruptObject.
+        """
         expected = 0
         for number in range(len(self._listed)):
             part = self._part(number)
@@ -262,7 +268,7 @@ class Parts:
                 raise CorruptObject(f"the parts of the checkpoint lack rank {expected}")
             yield from enumerate(part.shares, part.first)
             expected += len(part.shares)
-        if self._listed and expected != self.world:
+        if self._listed and expected not in (self.world, self.world + 1):
             raise CorruptObject(f"the checkpoint has the state of {expected} of {self.world} ranks")
 
     def _part(self, number: int) -> Part:

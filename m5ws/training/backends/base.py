@@ -78,11 +78,12 @@ class Piece(NamedTuple):
 class Saved:
     """The result of a backend's save on one rank, which becomes part of a `Content`.
 
-    `table`, `apart` and `common` count on rank 0 alone; `share` and `rank` are this rank's own. The last two of all are
-    plain data without time, path, run or attempt: equal states give equal bytes.
+    `whole` (whole tensors for all ranks), `table`, `apart` and `common` count on rank 0 alone; `share` and `rank` are
+    this rank's own. `common` and `rank` are plain data without time, path, run or attempt: equal states give equal bytes.
     """
 
     share: Share = field(default_factory=Share)
+    whole: Share = field(default_factory=Share)
     table: Sequence[TableTensor] = ()
     apart: tuple[str, ...] = ()
     common: dict[str, Plain] = field(default_factory=dict)

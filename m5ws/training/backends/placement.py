@@ -3,6 +3,9 @@
 The ranks exchange digests of their layouts. Usually these are equal, and each rank makes the same table by itself.
 Otherwise rank 0 gets one layout for each kind of rank, such as a pipeline stage, and makes the table for all.
 Invariant: a table is a function of the layouts alone, and each element of a tensor has one rank that stores it.
+
+Whole tensors that rank 0 stores have a share of their own, as if of a rank after the last (`contents.Parts`). All ranks
+need them, but not the shards of rank 0.
 """
 
 import math
@@ -72,6 +75,7 @@ class _Arrangement:
 
     def __init__(self, layouts: Sequence[Class[Description]]) -> None:
         self._classes = layouts
+        self._world = sum(len(ranks) for ranks, _ in layouts)
         self._dealt: dict[object, int] = {}
         self._totals: dict[object, int] = {}
         self._ranks: dict[tuple[int, ...], list[int]] = {}
@@ -106,8 +110,8 @@ class _Arrangement:
         if any(each.is_sharded != placed.is_sharded for each in held):
             raise StateError(f"{name} is sharded on some ranks only")
         if not placed.is_sharded:
-            ranks = self._holders(numbers)
-            return TableTensor(name, placed.dtype, placed.shape, (), ranks[self._deal(name, numbers)])
+            rank = self._holders(numbers)[self._deal(name, numbers)]
+            return TableTensor(name, placed.dtype, placed.shape, (), rank or self._world)
         found = [each.cut for each in held if each.cut is not None]
         if len(found) < len(held) or any(cut.axes != found[0].axes for cut in found):
             return TableTensor(name, placed.dtype, placed.shape, None, 0)
@@ -127,7 +131,7 @@ class _Arrangement:
         share = max(_SHARE_BYTES, -(-self._totals[key] // copies))
         before = self._dealt.get(key, 0)
         self._dealt[key] = before + size_bytes
-        return min(before // share, copies - 1)
+        return min((before + size_bytes // 2) // share, copies - 1)
 
     def _holders(self, numbers: tuple[int, ...]) -> list[int]:
         if numbers not in self._ranks:

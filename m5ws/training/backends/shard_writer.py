@@ -22,12 +22,15 @@ from m5ws.training.state.plain_state import StateError
 State = Mapping[str, torch.Tensor]
 
 
-def write(state: State, own: State, table: Sequence[TableTensor], rank: int, objects: Objects) -> Share:
-    """Store this rank's part of a state, and return its share; not collective. The bytes are durable on return.
+def write(
+    state: State, own: State, table: Sequence[TableTensor], rank: int, world: int, objects: Objects
+) -> tuple[Share, Share]:
+    """Store this rank's part of a state; not collective. The bytes are durable on return.
 
-    `own` are the tensors that this rank has under names of its own, which the table lacks.
+    Return its share, and on rank 0 the share of whole tensors for all ranks. `own` are the tensors that this rank has
+    under names of its own, which the table lacks.
     """
-    wanted = list(plan(state, table, rank))
+    wanted = list(plan(state, table, rank, world))
     slices = write_parts(objects, _pieces(state, wanted, own, objects.format.chunk_bytes))
     joined: defaultdict[str, contents.Slices] = defaultdict(list)
     for name, parts in slices.items():
@@ -37,7 +40,9 @@ def write(state: State, own: State, table: Sequence[TableTensor], rank: int, obj
     ]
     records = own_records(own)
     beside = [(records[name], joined[f"own{number}"]) for number, name in enumerate(sorted(records))]
-    return contents.make_share(stored, beside)
+    shared = [each for each in stored if table[each.place].first == world]
+    rest = [each for each in stored if table[each.place].first != world]
+    return contents.make_share(rest, beside), contents.make_share(shared)
 
 
 def own_records(own: State) -> dict[str, OwnTensor]:
@@ -48,7 +53,7 @@ def own_records(own: State) -> dict[str, OwnTensor]:
     }
 
 
-def plan(state: State, table: Sequence[TableTensor], rank: int) -> Iterator[tuple[int, TableTensor, Box]]:
+def plan(state: State, table: Sequence[TableTensor], rank: int, world: int) -> Iterator[tuple[int, TableTensor, Box]]:
     """Yield the shards that this rank stores: their places in the table, tensors and regions. Raises StateError."""
     regions: dict[tuple[object, ...], Box | None] = {}
     for place, tensor in enumerate(table):
@@ -59,7 +64,8 @@ def plan(state: State, table: Sequence[TableTensor], rank: int) -> Iterator[tupl
         else:
             key = tensor.shape, tensor.axes, tensor.first
             if key not in regions:
-                regions[key] = cuts.region(tensor.shape, tensor.axes, tensor.first, rank)
+                number = world if rank == 0 and tensor.first == world else rank
+                regions[key] = cuts.region(tensor.shape, tensor.axes, tensor.first, number)
             box = regions[key]
         if box is None or not all(box.sizes):
             continue

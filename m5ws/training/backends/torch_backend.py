@@ -113,7 +113,7 @@ class TorchBackend:
         named, own = staged.named(_differing_replicas(staged.state, objects, group), number)
         try:
             table = placement.agree(placement.describe(named), group)
-            collections.deque(shard_writer.plan(named, table, number), maxlen=0)
+            collections.deque(shard_writer.plan(named, table, number, collectives.world(group)), maxlen=0)
             stored: dict[str, layouts.Stored] = {tensor.name: tensor for tensor in table} | shard_writer.own_records(
                 own
             )
@@ -314,8 +314,8 @@ class StagedState:
         named, own = self.named(apart, number)
         table = placement.agree(placement.describe(named), group)
         # No collective follows: an error of this rank alone is reported by the caller.
-        share = shard_writer.write(named, own, table, number, objects)
-        return Saved(share=share, table=table, apart=tuple(sorted(apart)), common=common, rank=rank)
+        share, whole = shard_writer.write(named, own, table, number, collectives.world(group), objects)
+        return Saved(share=share, whole=whole, table=table, apart=tuple(sorted(apart)), common=common, rank=rank)
 
     def named(self, apart: Collection[str], rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the tensors by the names they are stored under, and replicas that differ by names of this rank."""

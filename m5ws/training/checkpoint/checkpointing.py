@@ -231,11 +231,14 @@ class _Saving:
             return _Outcome(problem="; ".join(report.problems))
         try:
             table = objects.put_record(contents.make_table(saved.table)) if saved.table else None
+            shares = report.shares
+            if saved.whole.rows:
+                shares = shares.joined(contents.one_share(self.active.world, saved.whole), objects.put)
             content = Content(
                 format=self.format,
                 world=self.active.world,
                 tensors=table,
-                parts=report.shares.all(objects.put),
+                parts=shares.all(objects.put),
                 common=_put_plain(objects, {"step": moment.step, "backend": saved.common, **moment.common}),
                 fingerprints=_put_plain(objects, self.fingerprints.values),
                 apart=saved.apart,
@@ -304,7 +307,8 @@ def load(active: ActiveRank, backend: Backend, group: Group, digest: Digest) -> 
 def _dropped(objects: Objects, content: Content, parts: contents.Parts) -> Iterator[str]:
     """Yield the entries of ranks that another number of ranks does not restore."""
     generators, entries = set[str](), set[str]()
-    for _, share in parts.all():
+    for number in range(content.world):
+        share = parts.share(number)
         state = _read_plain(objects, share.state, ())
         generators.update(state.get("generators", ()))
         entries.update(name for name in state if name.startswith("state."))

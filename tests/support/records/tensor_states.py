@@ -19,7 +19,8 @@ from m5ws.training.runtime.collectives import Group
 def save(state: dict[str, torch.Tensor], objects: Objects, **fields: Any) -> Content:
     """Store a state of one rank."""
     table = placement.agree(placement.describe(state), None)
-    saved = Saved(share=shard_writer.write(state, {}, table, 0, objects), table=table)
+    share, whole = shard_writer.write(state, {}, table, 0, 1, objects)
+    saved = Saved(share=share, whole=whole, table=table)
     return alone(saved, objects, **fields)
 
 
@@ -41,6 +42,8 @@ def gathered(saved: Saved, objects: Objects, group: Group, state: Slice | None =
     parts = collectives.reduce(contents.one_share(rank, share), join, group)
     if parts is None:
         return None
+    if saved.whole.rows:
+        parts = join(parts, contents.one_share(collectives.world(group), saved.whole))
     return Content(
         **{"format": "dcp/1", **fields},
         world=collectives.world(group),

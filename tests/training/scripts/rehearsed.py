@@ -37,7 +37,7 @@ def main() -> None:
     rank, group = dist.get_rank(), dist.group.WORLD
     tensors = state(rank)
     table = placement.agree(placement.describe(tensors), group)
-    stored = [tensor.name for _, tensor, _ in shard_writer.plan(tensors, table, rank)]
+    stored = [tensor.name for _, tensor, _ in shard_writer.plan(tensors, table, rank, 4)]
     if rank == 0:
         print(f"{len(table)} tensors are planned")
     print(f"rank {rank} stores {len(stored)}: {' '.join(name for name in stored if name.endswith('rows.1'))}\n", end="")
