@@ -4,7 +4,7 @@
 
 No tensor exists. The table, the shares, their parts, the reports of all ranks in the tree and the rules of fingerprints
 are made and joined by the code of a training, with random digests. Each case is a process of its own. The CPU seconds
-of the coordinator are those of rank 0 alone: the table, its joins, and the records that it publishes. A rank's read at a
+of the coordinator are those of rank 0: the table, its joins, and the records that it publishes. A rank's read at a
 resume is the size of all records that it reads, and of the plain state of an AdamW training. `even` and `uneven` are
 cut over all ranks, in dimensions that are multiples of the ranks or not; `moe` has experts on groups of 64 ranks.
 """
@@ -15,6 +15,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,23 +25,30 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import msgspec
 
+from m5ws.checkpoints import diff, listing, resolve
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content, Share
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
 from m5ws.repository import contents, cuts
 from m5ws.repository.contents import Stored, TableTensor
+from m5ws.repository.fsck.records import Records
 from m5ws.repository.objects import Objects
+from m5ws.repository.reachability.reach import ReachableObjects
+from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
 from m5ws.training.backends import placement
 from m5ws.training.backends.base import Cut
 from m5ws.training.backends.placement import Placed
 from m5ws.training.checkpoint.checkpointing import Report
 from m5ws.training.fingerprint import merging
 from m5ws.training.runtime import classes, collectives
+from tests.support.records import planted
 from tests.support.stores.memory_store import MemoryStore
 
 KINDS = ("even", "uneven", "moe")
 GROUP = 64
+RUN = "a" * 12
 _LEAVES = ("model.{}", "optimizer.{}.exp_avg", "optimizer.{}.exp_avg_sq", "optimizer.{}.step")
 _PREFIX_PUTS = 3_500
 """Writes a second that S3 takes for a prefix: docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance."""
@@ -86,7 +94,7 @@ def all_classes(kind: str, world: int, tensors: int) -> list[classes.Class[place
     return [(tuple(range(group, world, groups)), describe(kind, world, tensors, group)) for group in range(groups)]
 
 
-def share_of(table: list[TableTensor], rank: int, form: Format) -> Share:
+def share_of(table: list[TableTensor], rank: int, form: Format, state: Slice | None = None) -> Share:
     """Return the share that `shard_writer.write` would make, with random digests, and chunks and packs by size."""
     stored: list[Stored] = []
     pack, used, kept = os.urandom(32).hex(), 0, 0
@@ -114,24 +122,25 @@ def share_of(table: list[TableTensor], rank: int, form: Format) -> Share:
             used += size
         kept += 1
         stored.append(Stored(place, None, tuple(parts)))
-    state = os.urandom(32).hex()
-    return msgspec.structs.replace(
-        contents.make_share(stored), state=Slice(object=state, offset=0, size_bytes=10_000, digest=state)
-    )
+    digest = os.urandom(32).hex()
+    own = state or Slice(object=digest, offset=0, size_bytes=10_000, digest=digest)
+    return msgspec.structs.replace(contents.make_share(stored), state=own)
 
 
-def encoded_shares(table: list[TableTensor], world: int, form: Format, distinct: int) -> Iterator[bytes]:
+def encoded_shares(
+    table: list[TableTensor], world: int, form: Format, distinct: int, state: Slice | None = None
+) -> Iterator[bytes]:
     """Yield the encoded share of each rank. After `distinct` ranks, shares are repeated with other digests."""
     made: list[tuple[bytes, bytes]] = []
     for rank in range(world + 1):
         if rank < distinct or rank == world:
-            share = share_of(table, rank, form)
+            share = share_of(table, rank, form, state)
             data = codec.encode(share)
-            made.append((data, share.locations.objects[:32]))
+            made.append((data, share.locations.objects))
             yield data
         else:
-            data, first = made[rank % distinct]
-            yield data.replace(first, os.urandom(32), 1) if first else data
+            data, held = made[rank % distinct]
+            yield data.replace(held, os.urandom(len(held)), 1) if held else data
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -282,6 +291,68 @@ def fingerprint_rules(kind: str, world: int, tensors: int) -> float:
     return time.process_time() - began
 
 
+# --- readers --------------------------------------------------------------------------------------------------------
+
+
+def fill(folder: Path, world: int, tensors: int, distinct: int) -> None:
+    """Create a store with a run and one checkpoint, without the objects of tensors."""
+    repo = Repository.create(LocalStore(folder))
+    objects = repo.objects
+    planted.run(repo, RUN)
+    planted.begin(repo, RUN)
+    table = placement.arrange(all_classes("even", world, tensors))
+    parts = contents.PartList((), 0, ())
+    state = planted.whole(objects, codec.encode_plain({"backend": {}, "generators": {"torch": bytes(5000)}}))
+    for rank, data in enumerate(encoded_shares(table, world, repo.format, distinct, state)):
+        parts = parts.joined(contents.PartList((), rank, (data,)), objects.put)
+    content = Content(
+        format="dcp/1",
+        world=world,
+        tensors=objects.put_record(contents.make_table(table)),
+        parts=parts.all(objects.put),
+        common=planted.whole(objects, codec.encode_plain({"backend": {}})),
+        fingerprints=planted.whole(objects, codec.encode_plain({tensor.name: "0" * 16 for tensor in table})),
+    )
+    heads = {str(rank): os.urandom(32).hex() for rank in range(world)}
+    planted.checkpoint(repo, RUN, 1, content, ledger=heads)
+
+
+def read(folder: Path, reader: str) -> dict[str, Any]:
+    """Return CPU seconds and peak memory of one reader of the store."""
+    repo = Repository.open(LocalStore(folder))
+    which = resolve.resolve(repo, RUN)
+    began = time.process_time()
+    if reader == "show":
+        listing.view(repo, which)
+    elif reader == "ls":
+        listing.list_checkpoints(repo, RUN)
+    elif reader == "diff":
+        diff.compare(repo, which, which)
+    elif reader == "gc":
+        ReachableObjects(repo.objects).record(which.digest, Checkpoint)
+    else:
+        records = Records(repo.objects)
+        records.walk(f"run {RUN}", which.digest, Checkpoint)
+        for _ in records.slices():
+            pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"reader": reader, "seconds": time.process_time() - began, "peak_bytes": peak}
+
+
+def readers(worlds: list[int], tensors: int, distinct: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for world in worlds:
+            store = Path(folder) / str(world)
+            fill(store, world, tensors, distinct)
+            for reader in ("show", "ls", "diff", "gc", "fsck"):
+                command = [sys.executable, __file__, "--read", str(store), reader]
+                row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                print(
+                    f"| {world:,} | {tensors:,} | {reader} | {row['seconds']:.1f} | {row['peak_bytes'] / 2**20:,.0f} |",
+                    flush=True,
+                )
+
+
 # --- command --------------------------------------------------------------------------------------------------------
 
 
@@ -303,8 +374,16 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=KINDS)
     parser.add_argument("--distinct", type=int, default=2, help="Ranks with shares of their own; others repeat them.")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--readers", action="store_true", help="Measure show, ls, diff, gc and fsck instead.")
     parser.add_argument("--case", nargs=3)
+    parser.add_argument("--read", nargs=2)
     arguments = parser.parse_args()
+    if arguments.read:
+        print(json.dumps(read(Path(arguments.read[0]), arguments.read[1])))
+        return
+    if arguments.readers:
+        readers(arguments.worlds, arguments.tensors[0], arguments.distinct)
+        return
     if arguments.case:
         kind, world, tensors = arguments.case
         print(json.dumps(case(kind, int(world), int(tensors), arguments.distinct)))
