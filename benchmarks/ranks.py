@@ -4,7 +4,7 @@
 
 No tensor exists. The table, the shares, their parts, the reports of all ranks in the tree and the rules of fingerprints
 are made and joined by the code of a training, with random digests. Each case is a process of its own. The CPU seconds
-of the coordinator are those of rank 0: the table, its joins, and the records that it publishes. A rank's read at a
+of the coordinator (rank 0) are for the table, its joins, and the records that it publishes. A rank's read at a
 resume is the size of all records that it reads, and of the plain state of an AdamW training. `even` and `uneven` are
 cut over all ranks, in dimensions that are multiples of the ranks or not; `moe` has experts on groups of 64 ranks.
 """

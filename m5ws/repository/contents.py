@@ -287,7 +287,7 @@ def shares(objects: Objects, content: Content) -> Iterator[tuple[int, Share]]:
 
 
 def tensors(objects: Objects, content: Content, names: Collection[str] | None = None) -> list[Tensor]:
-    """Return tensors, all or those in `names`, with all their shards, in order of names.
+    """Return tensors with all their shards, in order of names; only the tensors in `names`, if given.
 
     Memory grows with the number of these tensors and of ranks. Raises NotFound, CorruptObject.
     """

@@ -143,7 +143,7 @@ def test_a_rank_without_its_part_of_a_tensor_is_named() -> None:
         placement.arrange(classes_of([{"t": cut}, {"t": merging.WHOLE}, {"t": cut}], placed))
 
 
-def test_large_copies_are_dealt_to_the_ranks_and_small_ones_to_few() -> None:
+def test_large_copies_are_dealt_to_all_ranks_and_small_copies_to_few() -> None:
     large = Placed("float32", (2**24,), 4, is_sharded=False, cut=None)
     small = Placed("float32", (), 4, is_sharded=False, cut=None)
     described = {f"large.{number}": large for number in range(8)} | {f"small.{number}": small for number in range(99)}

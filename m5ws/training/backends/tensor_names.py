@@ -78,7 +78,7 @@ def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def check_fit(present: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], group: Group) -> None:
     """Raise RestoreError, on all ranks, unless all ranks together have the stored tensors, of the same shapes.
 
-    Collective. Names with "@" are of one rank alone; all other stored names are equal on all ranks.
+    Collective. Names with "@" are of one rank alone. Stored names without "@" are equal on all ranks.
     """
     common = sorted(name for name in stored if "@" not in name)
     held = collectives.greatest([name in present for name in common], group)

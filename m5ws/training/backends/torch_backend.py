@@ -1,4 +1,4 @@
-"""FSDP2, DDP, pipeline stages and single processes: parameters, buffers, optimizer state by name, through DCP.
+"""FSDP2, DDP, pipeline stages and single processes: parameters, buffers, optimizer state by name.
 
 Names are as in the unwrapped model. A checkpoint of one wrapping, or of another number of ranks, therefore loads
 into another. Optimizer state is named by its parameter, never by an index. A replica whose copies differ between ranks
