@@ -124,7 +124,7 @@ def view(repo: Repository, which: CheckpointRef) -> CheckpointView:
         format=content.format,
         world=content.world,
         when_s=_moments(repo, record.run, _recorded(repo, record.run)).get(which.name, 0.0),
-        size_bytes=_size_bytes(repo, content),
+        size_bytes=sum(part.size_bytes for part in _slices(repo, content)),
         kept=which.name in checkpoints.kept(repo, record.run),
         counts=which.name in checkpoints.valid(repo, record.run),
         tensors=tuple(_tensors(repo, content)),
@@ -201,11 +201,6 @@ def _filled(row: CheckpointInfo, records: _Root | str, sizes: _Sizes | str, seen
         size_bytes=size_bytes,
         new_bytes=new,
     )
-
-
-def _size_bytes(repo: Repository, content: Content) -> int:
-    beside = [part.size_bytes for part in (content.common, content.fingerprints) if part is not None]
-    return sum(beside) + sum(contents.size_bytes(share) for _, share in contents.shares(repo.objects, content))
 
 
 def _slices(repo: Repository, content: Content) -> Iterator[Slice]:

@@ -4,10 +4,10 @@ A content lists parts, each with the shares of consecutive ranks. Only `tensors`
 Invariant: a rank's share and its digest depend on the state alone, and the parts on the sizes of shares.
 """
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -124,36 +124,24 @@ def _joined(digests: Iterable[Digest]) -> bytes:
     return b"".join(map(bytes.fromhex, digests))
 
 
-class _Piece(NamedTuple):
-    """A slice with digests as bytes, which take a third of the memory."""
-
-    object: bytes
-    offset: int
-    size_bytes: int
-    digest: bytes
-
-    def slice(self) -> Slice:
-        return Slice(object=self.object.hex(), offset=self.offset, size_bytes=self.size_bytes, digest=self.digest.hex())
-
-
-def _pieces(locations: Locations) -> Iterator[_Piece]:
+def _slices(locations: Locations) -> Iterator[Slice]:
     """Yield slices from their columns. Raises CorruptObject."""
-    of = list(accumulate(locations.steps))
+    of = list(itertools.accumulate(locations.steps))
     ends = [start - 1 for start in locations.starts]
     lengths = len(of) - len(locations.sizes), len(ends) * DIGEST_BYTES - len(locations.objects)
     if any(lengths) or any(not 0 <= number < len(ends) for number in of):
         raise CorruptObject("a part of the checkpoint has slices without an object")
     position = 0
     for number, size_bytes in zip(of, locations.sizes, strict=True):
-        named = locations.objects[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+        named = locations.objects[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES].hex()
         if ends[number] < 0:
-            yield _Piece(named, 0, size_bytes, named)
+            yield Slice(object=named, offset=0, size_bytes=size_bytes, digest=named)
             continue
         digest = locations.digests[position : position + DIGEST_BYTES]
         position += DIGEST_BYTES
         if len(digest) != DIGEST_BYTES:
             raise CorruptObject("a part of the checkpoint has slices without a digest")
-        yield _Piece(named, ends[number], size_bytes, digest)
+        yield Slice(object=named, offset=ends[number], size_bytes=size_bytes, digest=digest.hex())
         ends[number] += size_bytes
 
 
@@ -191,8 +179,8 @@ def shards(
 
     Raises CorruptObject.
     """
-    boxes, pieces = iter(share.boxes), _pieces(share.locations)
-    places = list(accumulate(share.rows))
+    boxes, stored = iter(share.boxes), _slices(share.locations)
+    places = list(itertools.accumulate(share.rows))
     total = len(places) + len(share.own)
     counts = share.counts or (1,) * total
     if (places and max(places) >= len(table)) or len(counts) != total:
@@ -205,11 +193,10 @@ def shards(
             own = share.own[number - len(places)]
             tensor = TableTensor(own.name, own.dtype, own.shape, None, rank)
             box = Box((0,) * len(own.shape), own.shape)
-        taken = [piece for _, piece in zip(range(count), pieces, strict=False)]
-        if box is None or len(taken) != count:
+        parts = tuple(itertools.islice(stored, count))
+        if box is None or len(parts) != count:
             raise CorruptObject(f"the share of rank {rank} lacks the location of {tensor.name}")
         if wanted is None or wanted(tensor):
-            parts = tuple(piece.slice() for piece in taken)
             yield tensor, Shard(offsets=box.offsets, sizes=box.sizes, parts=parts)
 
 
@@ -219,17 +206,10 @@ def _box(tensor: TableTensor, rank: int) -> Box | None:
 
 def slices(share: Share) -> Iterator[Slice]:
     """Yield all slices of a share. Raises CorruptObject."""
-    yield from (piece.slice() for piece in _pieces(share.locations))
+    yield from _slices(share.locations)
     yield from share.blobs.values()
     if share.state is not None:
         yield share.state
-
-
-def size_bytes(share: Share) -> int:
-    """Return the size of all slices of a share."""
-    held = (*share.blobs.values(), *((share.state,) if share.state is not None else ()))
-    sizes: list[int] = [*share.locations.sizes, *(part.size_bytes for part in held)]
-    return sum(sizes)
 
 
 # --- parts

@@ -102,7 +102,6 @@ def test_a_share_has_the_slices_that_were_put_into_it(stored: list[list[Slice]],
     expected = [(f"t{place}", (place,), parts) for place, parts in enumerate(stored)]
     assert found == [*expected, ("own@3", (0,), own)]
     assert list(contents.slices(share)) == [part for parts in (*stored, own) for part in parts]
-    assert contents.size_bytes(share) == sum(part.size_bytes for part in contents.slices(share))
 
 
 def padded(rank: int, size_bytes: int) -> Share:

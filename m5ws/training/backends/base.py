@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
-from m5ws.records.checkpoint import Content, Share
+from m5ws.records.checkpoint import Axis, Content, Share
 from m5ws.repository.contents import Parts, TableTensor
 from m5ws.repository.objects import Objects
 from m5ws.training.runtime.collectives import Group
@@ -47,6 +47,21 @@ class Cut(NamedTuple):
     first: int
     axes: tuple[tuple[int, int, int], ...]
 
+    @property
+    def cuts(self) -> tuple[Axis, ...]:
+        return tuple(Axis(*axis) for axis in self.axes if axis[0] != COPIES)
+
+    @property
+    def copies(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(axis for axis in self.axes if axis[0] == COPIES)
+
+    def ranks(self) -> list[int]:
+        """Return all ranks of the mesh."""
+        ranks = [self.first]
+        for _, pieces, distance in self.axes:
+            ranks = [rank + place * distance for rank in ranks for place in range(pieces)]
+        return ranks
+
 
 class Layout(NamedTuple):
     """Names of a training's parameters on this rank, and the number of parameters in each group of its optimizers.
@@ -79,7 +94,8 @@ class Saved:
     """The result of a backend's save on one rank, which becomes part of a `Content`.
 
     `whole` (whole tensors for all ranks), `table`, `apart` and `common` count on rank 0 alone; `share` and `rank` are
-    this rank's own. `common` and `rank` are plain data without time, path, run or attempt: equal states give equal bytes.
+    this rank's own. `common` and `rank` are plain data without time, path, run or attempt, so equal states give equal
+    bytes.
     """
 
     share: Share = field(default_factory=Share)

@@ -10,14 +10,13 @@ need them, but not the shards of rank 0.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from m5ws.records.checkpoint import Axis
 from m5ws.repository import cuts
 from m5ws.repository.contents import TableTensor
 from m5ws.training.backends.base import COPIES, Cut
@@ -97,10 +96,10 @@ class _Arrangement:
         size_bytes = math.prod(placed.shape) * placed.item_bytes
         if not placed.is_sharded:
             return numbers, size_bytes, len(self._holders(numbers))
-        axes = placed.cut.axes if placed.cut is not None else ()
-        copies = math.prod(pieces for dimension, pieces, _ in axes if dimension == COPIES)
-        pieces = math.prod(pieces for dimension, pieces, _ in axes if dimension != COPIES)
-        return placed.cut, size_bytes // pieces, copies
+        if placed.cut is None:
+            return None, size_bytes, 1
+        copies = math.prod(pieces for _, pieces, _ in placed.cut.copies)
+        return placed.cut, size_bytes // math.prod(axis.pieces for axis in placed.cut.cuts), copies
 
     def _placed(self, name: str, numbers: tuple[int, ...]) -> TableTensor:
         held = [self._classes[number][1][name] for number in numbers]
@@ -119,11 +118,10 @@ class _Arrangement:
         cut = min(found)
         self._check(name, cut, numbers)
         first, copy = cut.first, self._deal(name, numbers)
-        for _, pieces, distance in [axis for axis in cut.axes if axis[0] == COPIES]:
+        for _, pieces, distance in cut.copies:
             first += copy % pieces * distance
             copy //= pieces
-        axes = tuple(Axis(*axis) for axis in cut.axes if axis[0] != COPIES)
-        return TableTensor(name, placed.dtype, placed.shape, axes, first)
+        return TableTensor(name, placed.dtype, placed.shape, cut.cuts, first)
 
     def _deal(self, name: str, numbers: tuple[int, ...]) -> int:
         """Return the number of the copy that is stored: neighbours in the table have the same, up to a share."""
@@ -144,17 +142,10 @@ class _Arrangement:
             return
         self._checked.add((cut, numbers))
         ranks = self._holders(numbers)
-        for rank in _mesh_ranks(cut.first, cut.axes):
+        for rank in cut.ranks():
             at = bisect_left(ranks, rank)
             if at == len(ranks) or ranks[at] != rank:
                 raise StateError(f"rank {rank} lacks its part of {name}")
-
-
-def _mesh_ranks(first: int, axes: Iterable[tuple[int, int, int]]) -> list[int]:
-    ranks = [first]
-    for _, pieces, distance in axes:
-        ranks = [rank + place * distance for rank in ranks for place in range(pieces)]
-    return ranks
 
 
 def formula(tensor: DTensor) -> Cut | None:
@@ -198,10 +189,8 @@ def _is_exact(tensor: DTensor, found: Cut) -> bool:
     if (coordinate := tensor.device_mesh.get_coordinate()) is None:
         return True
     rank = int(tensor.device_mesh.mesh[tuple(coordinate)])
-    copies = [axis for axis in found.axes if axis[0] == COPIES]
-    cut = tuple(Axis(*axis) for axis in found.axes if axis[0] != COPIES)
     sizes, offsets = sharded.local_box(tensor.shape, tensor.device_mesh, tensor.placements)
-    for start in _mesh_ranks(found.first, copies):
-        if (box := cuts.region(tensor.shape, cut, start, rank)) is not None:
+    for start in Cut(found.first, found.copies).ranks():
+        if (box := cuts.region(tensor.shape, found.cuts, start, rank)) is not None:
             return box.sizes == sizes and (not all(sizes) or box.offsets == offsets)
     return False

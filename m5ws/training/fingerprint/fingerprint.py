@@ -42,7 +42,6 @@ def fingerprints(pieces: Iterable[Piece], group: Group) -> Fingerprints:
     own = local(held)
     if group is None:
         return Fingerprints(merge([own]))
-    # ZeRO's spans have no copies, and their ranks depend on the number of ranks alone.
     spans = {piece.name: sum(own[piece.name].values()) for piece in held if _is_span(piece)}
     layouts = {piece.name: _cut(piece) for piece in held if not _is_span(piece)}
     rules = classes.decide(layouts, merging.arrange, group)
@@ -117,7 +116,9 @@ def merge(ranks: list[Sums]) -> dict[str, str]:
             regions |= held
         alike = all(held.items() <= regions.items() for held in holders.values())
         if alike and (_WHOLE not in regions or len(regions) == 1):
-            merged[name] = _text(regions) + _holders(list(holders), regions, len(ranks))
+            # Spans are ZeRO's: they have no copies, and their ranks depend on the number of ranks alone.
+            some = len(holders) < len(ranks) and not any(region.startswith(_SPAN) for region in regions)
+            merged[name] = _text(regions) + merging.holders_text(list(holders) if some else None)
         else:
             merged |= {f"{name}@{number}": _text(held) for number, held in holders.items()}
     return dict(sorted(merged.items()))
@@ -130,17 +131,3 @@ def bits(value: str) -> str:
 
 def _text(sums: Mapping[str, int]) -> str:
     return f"{sum(sums.values()) % _MODULUS:016x}"
-
-
-def _holders(numbers: list[int], regions: Mapping[str, int], world: int) -> str:
-    """Return "@" and the ranks that hold a tensor, as "@0-3,8"; "" if all do, or if each has other elements."""
-    # Spans are ZeRO's: they have no copies, and their ranks depend on the number of ranks alone.
-    if len(numbers) == world or any(region.startswith(_SPAN) for region in regions):
-        return ""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return "@" + ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

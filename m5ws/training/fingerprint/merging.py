@@ -11,9 +11,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from m5ws.records.checkpoint import Axis
 from m5ws.repository import cuts
-from m5ws.training.backends.base import COPIES, Cut
+from m5ws.training.backends.base import Cut
 from m5ws.training.runtime.classes import Class
 
 Layouts = dict[str, Cut | None]
@@ -62,19 +61,11 @@ def _rule(kind: Sequence[tuple[int, Cut | None]], classes: Sequence[Class[Layout
         return Rule(holders, regular=False)
     if WHOLE in cuts_:
         return Rule(holders, ranks[0], len(ranks))
-    firsts = [cut.first for cut in cuts_ if cut is not None]
-    (axes,) = (cut.axes for cut in list(cuts_)[:1] if cut is not None)
-    copies = math.prod(pieces for dimension, pieces, _ in axes if dimension == COPIES)
-    meshes = [first + distance for first in firsts for distance in _distances(axes)]
+    meshes = [cut for cut in cuts_ if cut is not None]
+    copies = math.prod(pieces for _, pieces, _ in meshes[0].copies) * len(meshes)
     # A rank that lacks its part, or has a part of two meshes, is found rank by rank.
-    return Rule(holders, min(firsts), copies * len(firsts), regular=sorted(meshes) == list(ranks))
-
-
-def _distances(axes: Sequence[tuple[int, int, int]]) -> list[int]:
-    distances = [0]
-    for _, pieces, distance in axes:
-        distances = [before + place * distance for before in distances for place in range(pieces)]
-    return distances
+    is_regular = sorted(rank for cut in meshes for rank in cut.ranks()) == list(ranks)
+    return Rule(holders, min(meshes).first, copies, is_regular)
 
 
 Vectors = tuple[list[int], list[int]]
@@ -105,8 +96,7 @@ def _is_first(cut: Cut, rule: Rule, rank: int) -> bool:
     """Return True if a rank has the first copy of its region."""
     if cut == WHOLE:
         return rank == rule.first
-    axes = [Axis(*axis) for axis in cut.axes if axis[0] != COPIES]
-    return cut.first == rule.first and cuts.has_region(axes, cut.first, rank)
+    return cut.first == rule.first and cuts.has_region(cut.cuts, cut.first, rank)
 
 
 def _hash(region: str, value: int) -> int:
@@ -121,12 +111,12 @@ def unequal(rules: Rules, differences: Sequence[int]) -> list[str]:
 
 def texts(rules: Rules, sums: Sequence[int], left_out: Collection[str]) -> dict[str, str]:
     """Return the fingerprints of tensors by name, from the added sums."""
-    holders = [_holders(rule.holders) for rule in rules.kinds]
+    holders = [holders_text(rule.holders) for rule in rules.kinds]
     rows = zip(rules.names, rules.of, sums, strict=True)
     return {name: f"{value:016x}{holders[kind]}" for name, kind, value in rows if name not in left_out}
 
 
-def _holders(ranks: Sequence[int] | None) -> str:
+def holders_text(ranks: Sequence[int] | None) -> str:
     """Return "@" and the ranks that hold a tensor, as "@0-3,8"; "" if all do."""
     runs: list[list[int]] = []
     for number in ranks or ():
