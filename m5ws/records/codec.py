@@ -75,11 +75,11 @@ def decode(data: bytes, kind: type[R], name: str = "record") -> R:
     `name` is for the message.
     """
     if _is_sealed(kind):
-        data = _unsealed(data, name)
+        data = unsealed(data, name)
     try:
         record: R = _decoder(kind).decode(data)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
-        tags = _tags(kind)
+        tags = tuple(str(member.__struct_config__.tag) for member in get_args(kind) or (kind,))
         if _tag(data) in tags:
             raise CorruptObject(f"{name} breaks the rules of its kind: {error}") from error
         raise UnknownSchema(f"{name} is not a known {' or '.join(tags)}: {error}") from error
@@ -118,7 +118,8 @@ def _is_sealed(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, SealedRecord)
 
 
-def _unsealed(data: bytes, name: str) -> bytes:
+def unsealed(data: bytes, name: str) -> bytes:
+    """Return the bytes that were `sealed`. Raises CorruptObject with `name`."""
     record, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     if blake3.blake3(record).digest() != seal:
         raise CorruptObject(
@@ -126,8 +127,3 @@ def _unsealed(data: bytes, name: str) -> bytes:
             hint="The record is damaged, or another version of m5ws wrote it. See docs/how-to/check-a-store.md.",
         )
     return record
-
-
-def _tags(kind: object) -> tuple[str, ...]:
-    """Return the tag of a record, or the tags of a union of records."""
-    return tuple(str(member.__struct_config__.tag) for member in get_args(kind) or (kind,))

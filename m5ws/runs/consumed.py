@@ -19,9 +19,7 @@ from m5ws.records import sample_ids
 from m5ws.records.base import Record
 from m5ws.records.ledger import Step
 from m5ws.records.run import Run
-from m5ws.records.snapshot import Manifest
 from m5ws.repository import removals
-from m5ws.repository.files import trees
 from m5ws.repository.references import checkpoints, lineage, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.runs import history
@@ -168,7 +166,6 @@ class _Search:
         self._is_pinned = bool(names)
         self._paths = {path, *names} if path is not None else {*names}
         self._sources: dict[int, dict[str, _Places]] = {}
-        self._unrecorded = list[int]()
         self.unknown: list[str] = []
 
     def _load(self) -> History:
@@ -196,10 +193,17 @@ class _Search:
                 yield from self._of_step(step)
             if not self._is_known(ranked) and (self._query.match is None or self._is_pinned):
                 first, last = first or number, number
+        for dataset in sorted(filter(self._concerns, self._history.unrecorded)):
+            self.unknown.append(f"run {self._run.id} reads {dataset} by another loader, which records no samples")
         if first:
             self.unknown.append(f"steps {first}-{last} of run {self._run.id} do not record their samples")
         elif self._history.last_step == 0 and self._run.begin == begin and self._history.attempt:
             self.unknown.append(f"run {self._run.id} has no recorded step")
+
+    def _concerns(self, dataset: str) -> bool:
+        """Return True if a dataset may have samples of the query."""
+        covers = sample_ids.covers
+        return not self._paths or any(covers(path, dataset) or covers(dataset, path) for path in self._paths)
 
     def _is_known(self, ranked: list[Step]) -> bool:
         """Return True if a step's samples are recorded so that the query can be compared with them."""
@@ -276,17 +280,8 @@ def _paths_of(repo: Repository, run: Run, digest: str | None) -> set[str]:
     """Return the paths of the files of a run's datasets with a digest, as `md5:…`, `sha256:…` or its hex alone."""
     if digest is None:
         return set()
-    snapshot = snapshots.load(repo, run.snapshot)
-    paths = set[str]()
-    for tree in set(snapshot.trees.values()):
-        entries = trees.load(repo.objects, tree).entries
-        paths |= {entry.name for entry in entries if entry.digest == digest}
-    for remote in snapshot.remote:
-        files = repo.objects.get_record(remote.manifest, Manifest).files
-        paths |= {
-            join(remote.folder, file.path) for file in files if digest in (file.digest, file.digest.partition(":")[2])
-        }
-    return paths
+    files = snapshots.list_files(repo, snapshots.load(repo, run.snapshot))
+    return {path for path, _, known in files if digest in (known, known.rpartition(":")[2])}
 
 
 def query(sample: str | None, file: str | None, match: str | None) -> Query:
