@@ -72,6 +72,7 @@ class Sink(MemoryStore):
 def describe(kind: str, world: int, tensors: int, expert: int) -> placement.Description:
     """Return the layouts of a rank's tensors, four for each parameter; `expert` is its group of experts."""
     described: placement.Description = {}
+    known: dict[Placed, Placed] = {}
     dense = Cut(0, ((0, world, 1),))
     groups = max(1, world // GROUP)
     for number in range(tensors // 4):
@@ -85,7 +86,7 @@ def describe(kind: str, world: int, tensors: int, expert: int) -> placement.Desc
         for leaf in _LEAVES:
             whole = leaf.endswith("step")
             placed = Placed("float32", () if whole else shape, 4, not whole, None if whole else cut)
-            described[leaf.format(name)] = placed
+            described[leaf.format(name)] = known.setdefault(placed, placed)
     return described
 
 
@@ -158,6 +159,8 @@ def case(kind: str, world: int, tensors: int, distinct: int) -> dict[str, Any]:
             joined = classes.join(joined, {digest: each})
     table = placement.arrange(held)
     coordinator = {"table": time.process_time() - began}
+    # Rank 0 has the layouts of classes for the table and for the fingerprints at different times.
+    del held
 
     clock, spent = {"own": 0.0}, None
     share = encoded_shares(table, world, form, distinct)
@@ -203,7 +206,7 @@ def case(kind: str, world: int, tensors: int, distinct: int) -> dict[str, Any]:
     fingerprints = fingerprint_rules(kind, world, tensors)
     root_bytes, table_bytes = len(codec.encode(root)), len(codec.encode(record))
     sizes = part_sizes(report, table, world, form, distinct)
-    own = resume_read(table, world, sizes)
+    own = resume_read(kind, table, world, tensors, sizes)
     common = plain_bytes(table)
     spent = sum(coordinator.values()) + fingerprints
     return {
@@ -248,13 +251,14 @@ def part_sizes(report: Report, table: list[TableTensor], world: int, form: Forma
     }
 
 
-def resume_read(table: list[TableTensor], world: int, sizes: dict[int, int]) -> int:
+def resume_read(kind: str, table: list[TableTensor], world: int, tensors: int, sizes: dict[int, int]) -> int:
     """Return the bytes of the parts that the last rank reads on the same number of ranks."""
     rank = world - 1
+    held = describe(kind, world, tensors, rank % max(1, world // GROUP))
     sources = {rank}
     for tensor in table:
         # Whole tensors are in another share.
-        if not tensor.axes:
+        if not tensor.axes and tensor.name in held:
             sources.add(tensor.first)
     firsts = sorted(sizes)
     wanted = {max(first for first in firsts if first <= source) for source in sources}

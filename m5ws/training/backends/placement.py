@@ -46,6 +46,7 @@ Description = dict[str, Placed]
 def describe(state: Mapping[str, torch.Tensor]) -> Description:
     """Return the layouts of tensors on this rank. Not collective."""
     formulas: dict[tuple[object, ...], Cut | None] = {}
+    known: dict[Placed, Placed] = {}
     described: Description = {}
     for name, tensor in state.items():
         cut = None
@@ -55,7 +56,9 @@ def describe(state: Mapping[str, torch.Tensor]) -> Description:
                 formulas[layout] = formula(tensor)
             cut = formulas[layout]
         dtype = str(tensor.dtype).removeprefix("torch.")
-        described[name] = Placed(dtype, tuple(tensor.shape), tensor.dtype.itemsize, isinstance(tensor, DTensor), cut)
+        placed = Placed(dtype, tuple(tensor.shape), tensor.dtype.itemsize, isinstance(tensor, DTensor), cut)
+        # Rank 0 may get many layouts: equal values are one object, and stay one in a message.
+        described[name] = known.setdefault(placed, placed)
     return described
 
 

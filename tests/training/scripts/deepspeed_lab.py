@@ -6,6 +6,7 @@ Each scenario returns plain data; this rank's goes to OUT/<scenario>-<rank>.json
 import gc
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from m5ws.records.tree import Slice
 from m5ws.repository import contents
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
+from m5ws.training.backends.base import Piece
 from m5ws.training.backends.deepspeed.backend import DeepSpeedBackend
 from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.fingerprint import fingerprint
@@ -63,12 +65,18 @@ class Training:
         return {name: float(value).hex() for name, value in values.items()}
 
     def state(self) -> dict[str, str]:
-        return fingerprint.fingerprints(self.backend.tensors(), self.group).values
+        return self._everywhere(self.backend.tensors())
+
+    def _everywhere(self, pieces: Iterable[Piece]) -> dict[str, str]:
+        """Return the fingerprints, which rank 0 has, on all ranks."""
+        found = fingerprint.fingerprints(pieces, self.group).values
+        shared: dict[str, str] = collectives.broadcast(found if dist.get_rank() == 0 else None, self.group)
+        return shared
 
     def save(self, repo: Repository) -> tuple[str, Any]:
         staged = self.backend.stage(self.buffers)
         found = self.state()
-        assert fingerprint.fingerprints(staged.tensors(), self.group).values == found
+        assert self._everywhere(staged.tensors()) == found
         live = {piece.tensor.untyped_storage().data_ptr() for piece in self.backend.tensors()}
         assert not any(piece.tensor.untyped_storage().data_ptr() in live for piece in staged.tensors())
         saved = staged.save(repo.objects, self.group, ())
