@@ -229,7 +229,7 @@ def refusals(repo: Repository, group: Any) -> dict[str, str]:
     training.engine.micro_steps = 0
     dist.barrier()
     if dist.get_rank() == 0:
-        part = record.blobs["buffers-1"]
+        part = contents.blobs(repo.objects, record)["buffers-1"]
         damaged = Path(repo.store.url.removeprefix("file://"), "objects", part.object[:2], part.object)
         damaged.chmod(0o644)
         damaged.write_bytes(bytes(part.size_bytes))
