@@ -6,10 +6,10 @@ decides the end of an attempt, the other nodes are stopped after it, and the fir
 matches decides about the next attempt. There are no instances, images, permissions and devices.
 
 A file `hold-REGION` in the folder keeps jobs RUNNABLE, with its text as the reason. A file `lost` ends the next attempt
-as the loss of an instance.
+as the loss of an instance. While a file `silent-REGION` exists, the API of the region does not answer.
 
-python tests/support/machine/batch_server.py PORT FOLDER NODES: NODES is a JSON list of [address, words before the
-command], one for each node of the machine.
+python tests/support/machine/batch_server.py PORT FOLDER NODES: NODES is a JSON object with a list for each region, of
+[address, words before the command] for each of its nodes.
 """
 
 import fnmatch
@@ -32,7 +32,7 @@ _STOP_S = 30.0
 _EXITED, _LOST = "Essential container in task exited", "Host EC2 (instance i-0) terminated."
 _submitted = threading.local()
 _folder = Path(sys.argv[2])
-_nodes: list[tuple[str, list[str]]] = json.loads(sys.argv[3])
+_nodes: dict[str, list[tuple[str, list[str]]]] = json.loads(sys.argv[3])
 
 
 class Job(models.Job):
@@ -101,7 +101,7 @@ class Job(models.Job):
 
     def _start(self, number: int, node: int, count: int, main: int) -> "subprocess.Popen[bytes]":
         container = _container(self.job_definition.node_properties or {}, self.overrides, node, count)
-        before = _nodes[node][1]
+        nodes = _nodes[self.job_definition._region]
         variables = {each["name"]: each["value"] for each in container.get("environment", ())} | {
             "AWS_BATCH_JOB_ID": self.job_id,
             "AWS_BATCH_JOB_ATTEMPT": str(number),
@@ -111,10 +111,10 @@ class Job(models.Job):
             "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(main),
         }
         if node != main:
-            variables["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = _nodes[main][0]
+            variables["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = nodes[main][0]
         with (_folder / f"{self.job_name}-{number}-{node}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*before, *container["command"]],
+                [*nodes[node][1], *container["command"]],
                 env=os.environ | variables,
                 stdout=log,
                 stderr=log,
@@ -176,9 +176,18 @@ class _Response(responses.BatchResponse):
         return json.dumps({"frontOfQueue": {"jobs": listed, "lastUpdatedAt": 0}})
 
 
+def _by_region(environ: dict[str, Any], start_response: Any) -> Any:
+    """Answer a request, unless the region in its signature is silent."""
+    scope = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].split("/")
+    if len(scope) > 2 and (_folder / f"silent-{scope[2]}").exists():
+        start_response("503 Service Unavailable", [])
+        return []
+    return dispatcher(environ, start_response)
+
+
 if __name__ == "__main__":
     models.Job = Job  # type: ignore[misc]
     urls.url_paths = dict.fromkeys(urls.url_paths, _Response.dispatch)
     urls.url_paths["{0}/v1/getjobqueuesnapshot$"] = _Response.dispatch
     dispatcher = DomainDispatcherApplication(create_backend_app)
-    run_simple("0.0.0.0", int(sys.argv[1]), dispatcher, threaded=True, request_handler=MotoRequestHandler)  # noqa: S104
+    run_simple("0.0.0.0", int(sys.argv[1]), _by_region, threaded=True, request_handler=MotoRequestHandler)  # noqa: S104
