@@ -73,12 +73,7 @@ class Batch(msgspec.Struct, frozen=True):
             linux["sharedMemorySize"] = own.shm_mib
         container: dict[str, Any] = {
             "image": own.image,
-            # boto3 finds the credentials of an instance by itself, and not its region.
-            "environment": [
-                {"name": name, "value": value}
-                for name, value in (("M5WS_CONTAINER_IMAGE", own.image), ("AWS_DEFAULT_REGION", own.region))
-                if value is not None
-            ],
+            "environment": [{"name": "M5WS_CONTAINER_IMAGE", "value": own.image}],
             "resourceRequirements": [
                 {"type": kind, "value": str(value)} for kind, value in requirements.items() if value
             ],
