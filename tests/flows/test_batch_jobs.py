@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from m5ws import workspace as workspaces
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, jobs
+from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure
 from m5ws.runs import state
 from tests.support.machine import batch_queue
@@ -27,11 +29,36 @@ from tests.support.workspace.workspaces import Workspace, make_workspace
 pytestmark = pytest.mark.services
 
 
+class _WithBucket(Workspace, frozen=True):
+    """A workspace whose store is not in a directory."""
+
+    @property
+    def repo(self) -> Repository:
+        return workspaces.find(self.root).repository()
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("kind", ["fsdp", "zero"])
 def test_two_nodes_of_two_ranks_have_the_bits_of_one_machine_and_are_reproduced_there(
-    tmp_path: Path, on_batch: Callable[[Workspace], Workspace], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    queue: Queue,
+    on_batch: Callable[[Workspace], Workspace],
+    s3_environment: None,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
-    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=2))
+    trainer = "deepspeed" if kind == "zero" else "torchrun"
+    workspace = on_batch(make_workspace(tmp_path / "w", f"{kind}.py", nproc=2, trainer=trainer))
+    with ExitStack() as stack:
+        if kind == "zero":
+            server = stack.enter_context(moto(tmp_path / "s3.log", queue.here))
+            with (workspace.root / "m5ws.toml").open("a") as settings:
+                settings.write(f'[store]\nurl = "s3://{server.bucket()}/team"\nendpoint_url = "{server.endpoint}"\n')
+            workspace = _WithBucket(workspace.root)
+        _compare_with_one_machine(workspace, monkeypatch)
+
+
+def _compare_with_one_machine(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     run = workspace.json("run", "--on", "cloud", "--nodes", "2")["run"]["id"]
     assert workspace.json("wait", run)["standing"] == "finished"
     alone = workspace.json("run", "--nproc", "4")["run"]["id"]
@@ -66,6 +93,24 @@ def test_a_dead_child_node_ends_the_attempt_and_the_job_continues_from_a_checkpo
     assert len(attempts) == 2
     print(f"Batch saw its end {attempts[0]['stoppedAt'] / 1000 - killed_s:.1f} s after the kill")
     assert fsck.check(workspace.repo).damage == ()
+
+
+def test_instances_that_are_taken_away_leave_a_last_checkpoint_and_the_job_continues(
+    tmp_path: Path, queue: Queue, on_batch: Callable[[Workspace], Workspace]
+) -> None:
+    workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.5")
+    workspace.edit("config.yaml", "steps: 10", "steps: 14")
+    submitted = workspace.json("run", "--on", "cloud", "--nodes", "2")
+    run = submitted["run"]["id"]
+    wait_for(lambda: _last_step(workspace, run) >= 5)
+    queue.take_instances()
+    assert workspace.json("wait", run)["standing"] == "finished"
+    first, second = state.load(workspace.repo, run).attempts
+    assert first.reason is not None and (first.reason.kind, first.reason.signal) == ("stopped", "SIGTERM")
+    # Not of a step that `checkpoint_every` divides, but of the last step.
+    assert second.resume is not None and checkpoints.step_of(second.resume) == first.last_step
+    assert len(queue.describe(submitted["id"])["attempts"]) == 2 and fsck.check(workspace.repo).damage == ()
 
 
 def test_a_failed_script_on_a_child_node_fails_the_job_once(

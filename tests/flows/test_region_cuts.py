@@ -219,7 +219,7 @@ def _states(repo: Repository, run: str) -> dict[tuple[str, int], object]:
     return found
 
 
-def test_a_run_whose_regions_are_cut_off_ends_as_an_undisturbed_run(workspace: Workspace, queue: Queue) -> None:
+def test_cut_regions_leave_the_bits_of_an_undisturbed_run(workspace: Workspace, queue: Queue) -> None:
     cuts = _Cuts(workspace, queue, seed=48, steps=24)
     cuts.run(2)
     print(cuts.row())

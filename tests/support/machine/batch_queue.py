@@ -93,6 +93,10 @@ class Queue(msgspec.Struct, frozen=True):
         """End the attempt that runs as AWS does when it loses an instance."""
         (self.folder / "lost").touch()
 
+    def take_instances(self) -> None:
+        """End the attempt that runs as AWS does when it shuts the instances down: containers get 30 seconds."""
+        (self.folder / "taken").touch()
+
 
 @contextmanager
 def running(folder: Path) -> Iterator[Queue]:

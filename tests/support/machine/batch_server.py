@@ -6,7 +6,8 @@ decides the end of an attempt, the other nodes are stopped after it, and the fir
 matches decides about the next attempt. There are no instances, images, permissions and devices.
 
 A file `hold-REGION` in the folder keeps jobs RUNNABLE, with its text as the reason. A file `lost` ends the next attempt
-as the loss of an instance. While a file `silent-REGION` exists, the API of the region does not answer.
+as the loss of an instance, and a file `taken` does after SIGTERM to all nodes. While a file `silent-REGION` exists, the
+API of the region does not answer.
 
 python tests/support/machine/batch_server.py PORT FOLDER NODES: NODES is a JSON object with a list for each region, of
 [address, words before the command] for each of its nodes.
@@ -89,6 +90,10 @@ class Job(models.Job):
                 (_folder / "lost").unlink()
                 reason = _LOST
                 os.killpg(started[main].pid, signal.SIGKILL)
+            if (_folder / "taken").exists():
+                (_folder / "taken").unlink()
+                reason = _LOST
+                break
             if time.monotonic() > end_s:
                 self.terminate("Job attempt duration exceeded timeout")
         # ECS stops a container by SIGTERM, and 30 seconds later by SIGKILL.
