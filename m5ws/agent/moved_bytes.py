@@ -7,6 +7,8 @@ event are missing: its own delivery, and the last minute before a kill of the ag
 import time
 from pathlib import Path
 
+import msgspec
+
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.records.ledger import Moved
 from m5ws.repository.ledger.spool import SpoolWriter
@@ -36,9 +38,9 @@ class MovedBytes:
             before = sums.get((region, here), (0, 0))
             sums[region, here] = before[0] + int(read), before[1] + int(written)
         for route, (read_bytes, written_bytes) in sums.items():
-            names = dict(zip(("region", "here"), (None if name == "-" else name for name in route), strict=True))
-            sizes = {"read_bytes": read_bytes, "written_bytes": written_bytes}
-            self._spool.append(Moved(time_s=time.time(), **names, **sizes))
+            moved = Moved(time_s=time.time(), read_bytes=read_bytes, written_bytes=written_bytes)
+            names = (None if name == "-" else name for name in route)
+            self._spool.append(msgspec.structs.replace(moved, **dict(zip(("region", "here"), names, strict=True))))
 
     def _new_lines(self) -> list[str]:
         """Return new lines of the file, without a line that is being written."""

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -238,7 +239,7 @@ def test_data_is_prefetched_into_the_cache_of_a_cluster_from_which_a_run_reads_i
             workspace.edit("m5ws.toml", "CACHE" if cache == "far" else "/far", cache if cache == "far" else "/near")
             if is_full:
                 job = workspace.json("prefetch", snapshot, "--on", "cloud")
-                wait_for(lambda job=job: _has_ended(queue, job["id"]))
+                wait_for(partial(_has_ended, queue, job["id"]))
                 assert len([*(tmp_path / cache).rglob("*")]) > 3
             submitted = workspace.json("run", snapshot, "--on", "cloud")
             run = submitted["run"]["id"]

@@ -35,8 +35,8 @@ _PATIENCE_S = 25
 """A start of the agents and ranks takes less, unless the machine is busy. Then a job moves without a cut."""
 _MOMENTS = ("the next job was submitted", "the next attempt began", "the next attempt did a step")
 _HEADER = (
-    "| seed | cuts | of each kind | back after | runs | attempts | states | steps again | late jobs | seconds |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+    "| nodes | seed | cuts | of each kind | back after | runs | attempts | states | again | late jobs | seconds |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -47,33 +47,43 @@ def home(queue: Queue, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3S
 
 
 @pytest.fixture
-def workspace(
+def make(
     tmp_path: Path, home: S3Server, on_batch: Callable[[Workspace], Workspace], s3_environment: None
-) -> Workspace:
-    made = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
-    made.edit("config.yaml", "hidden: 128", "hidden: 32")
-    made.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.4")
-    made.edit("m5ws.toml", "checkpoint_every = 4", "checkpoint_every = 2")
-    on_batch(made)
-    made.edit("m5ws.toml", "scratch-$AWS", "scratch-$AWS_DEFAULT_REGION-$AWS")
-    queues = [f'{{ queue = "{QUEUE}", region = "{region}" }}' for region in (AWAY, HOME) * (2 * _CUTS_OF_A_RUN)]
-    with (made.root / "m5ws.toml").open("a") as settings:
-        settings.write(
-            f'region = "{HOME}"\npatience_s = {_PATIENCE_S}\nelsewhere = [{", ".join(queues)}]\n'
-            f'[store]\nurl = "s3://{home.bucket()}/team"\nendpoint_url = "{home.endpoint}"\n'
-        )
-    return made
+) -> Callable[[int], Workspace]:
+    """A function that makes a workspace whose runs have a number of nodes: one without process groups, or several."""
+
+    def workspace(nodes: int) -> Workspace:
+        made = make_workspace(tmp_path / "w", "fsdp.py", nproc=1, trainer="torchrun" if nodes > 1 else "python")
+        if nodes == 1:
+            for line in ("fully_shard(model.up)\n", "fully_shard(model)\n", 'dist.init_process_group("gloo")\n'):
+                made.edit("train.py", line, "")
+            made.edit("train.py", "rank = dist.get_rank()", "rank = 0")
+            made.edit("train.py", "dist.destroy_process_group()\n", "")
+        made.edit("config.yaml", "hidden: 128", "hidden: 32")
+        made.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.4")
+        made.edit("m5ws.toml", "checkpoint_every = 4", "checkpoint_every = 2")
+        on_batch(made)
+        made.edit("m5ws.toml", "scratch-$AWS", "scratch-$AWS_DEFAULT_REGION-$AWS")
+        queues = [f'{{ queue = "{QUEUE}", region = "{region}" }}' for region in (AWAY, HOME) * (2 * _CUTS_OF_A_RUN)]
+        with (made.root / "m5ws.toml").open("a") as settings:
+            settings.write(
+                f'region = "{HOME}"\npatience_s = {_PATIENCE_S}\nelsewhere = [{", ".join(queues)}]\n'
+                f'[store]\nurl = "s3://{home.bucket()}/team"\nendpoint_url = "{home.endpoint}"\n'
+            )
+        return made
+
+    return workspace
 
 
 class _Cuts:
     """Runs whose region is cut off again and again."""
 
-    def __init__(self, workspace: Workspace, queue: Queue, seed: int, steps: int) -> None:
+    def __init__(self, workspace: Workspace, nodes: int, queue: Queue, seed: int, steps: int) -> None:
         self.workspace, self.queue, self.seed, self.draw = workspace, queue, seed, random.Random(seed)
         workspace.edit("config.yaml", "steps: 10", f"steps: {steps}")
-        self.steps = steps
+        self.nodes, self.steps = nodes, steps
         self.repo = find(workspace.root).repository(create=True, near=False)
-        whole = workspace.train("--nproc", "2")
+        whole = workspace.train("--nproc", str(nodes), "--checkpoint-every", "1")
         self.expected, self.contents = _states(self.repo, whole), history.load(self.repo, whole).contents
         self.kinds, self.moments = Counter[str](), Counter[str]()
         self.done = self.runs = self.attempts = self.compared = self.again = self.late = 0
@@ -81,7 +91,7 @@ class _Cuts:
 
     def run(self, cuts: int) -> None:
         """Train one run, with a number of cuts, and judge it."""
-        run = self.workspace.json("run", "--on", "cloud", "--nodes", "2")["run"]["id"]
+        run = self.workspace.json("run", "--on", "cloud", "--nodes", str(self.nodes))["run"]["id"]
         waiting = self.workspace.start("wait", run)
         try:
             attempt = 0
@@ -154,7 +164,7 @@ class _Cuts:
                 self.again += len(steps)
         judged = history.load(self.repo, run)
         assert {rank: [*steps] for rank, steps in judged.steps.items()} == {
-            rank: [*range(1, self.steps + 1)] for rank in (0, 1)
+            rank: [*range(1, self.steps + 1)] for rank in range(self.nodes)
         }
         found = _states(self.repo, run)
         assert found == self.expected
@@ -162,7 +172,7 @@ class _Cuts:
             judged.contents == {step: self.contents[step] for step in judged.contents} and self.steps in judged.contents
         )
         assert fsck.check(self.repo, read_data=True).damage == ()
-        self.again -= 2 * self.steps
+        self.again -= self.nodes * self.steps
         self.attempts += len(attempts)
         self.compared += len(found)
 
@@ -190,8 +200,9 @@ class _Cuts:
         def text(counter: Counter[str]) -> str:
             return ", ".join(f"{count} × {name}" for name, count in sorted(counter.items()))
 
-        cells = (self.seed, self.done, text(self.kinds), text(self.moments), self.runs, self.attempts, self.compared,
-                 self.again, self.late, f"{time.monotonic() - self.began_s:,.0f}")  # fmt: skip
+        counts = (self.runs, self.attempts, self.compared, self.again, self.late)
+        drawn = (self.nodes, self.seed, self.done, text(self.kinds), text(self.moments))
+        cells = (*drawn, *counts, f"{time.monotonic() - self.began_s:,.0f}")
         return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -219,22 +230,24 @@ def _states(repo: Repository, run: str) -> dict[tuple[str, int], object]:
     return found
 
 
-def test_cut_regions_leave_the_bits_of_an_undisturbed_run(workspace: Workspace, queue: Queue) -> None:
-    cuts = _Cuts(workspace, queue, seed=48, steps=24)
+def test_cut_regions_leave_the_bits_of_an_undisturbed_run(make: Callable[[int], Workspace], queue: Queue) -> None:
+    cuts = _Cuts(make(2), 2, queue, seed=48, steps=24)
     cuts.run(2)
     print(cuts.row())
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
+@pytest.mark.parametrize(("nodes", "number"), [(1, 30), (2, 20)])
 def test_fifty_cuts_of_regions_lose_and_double_nothing(
-    workspace: Workspace, queue: Queue, request: pytest.FixtureRequest
+    make: Callable[[int], Workspace], queue: Queue, request: pytest.FixtureRequest, nodes: int, number: int
 ) -> None:
     count = request.config.getoption("--campaign-count")
-    scale = Scale(count or 50, soak=count is None)
-    cuts = _Cuts(workspace, queue, request.config.getoption("--campaign-seed") or scale.seed(), steps=60)
+    scale = Scale(count or number, soak=count is None)
+    seed = request.config.getoption("--campaign-seed") or scale.seed()
+    cuts = _Cuts(make(nodes), nodes, queue, seed, steps=60)
     while cuts.done < scale.kills:
         cuts.run(min(_CUTS_OF_A_RUN, scale.kills - cuts.done))
         print(cuts.row(), flush=True)
         if scale.soak:
-            soak_page.put("regions", _HEADER, cuts.row())
+            soak_page.put("regions", _HEADER, cuts.row(), cells=2)
