@@ -50,7 +50,7 @@ def home(queue: Queue, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3S
 def make(
     tmp_path: Path, home: S3Server, on_batch: Callable[[Workspace], Workspace], s3_environment: None
 ) -> Callable[[int], Workspace]:
-    """A function that makes a workspace whose runs have a number of nodes: one without process groups, or several."""
+    """A function that makes a workspace for runs of a number of nodes. A run of one node has no process groups."""
 
     def workspace(nodes: int) -> Workspace:
         made = make_workspace(tmp_path / "w", "fsdp.py", nproc=1, trainer="torchrun" if nodes > 1 else "python")

@@ -130,7 +130,16 @@ def running_in_namespaces(folder: Path, nodes: int = 2) -> Iterator[Queue]:
 
 
 @contextmanager
-def _serving(folder: Path, nodes: Mapping[str, Sequence[tuple[str, list[str]]]]) -> Iterator[Queue]:
+def running_in_containers(folder: Path, socket: str, network: str) -> Iterator[Queue]:
+    """Yield a queue whose nodes are containers on a network, by a socket with Docker's API."""
+    with _serving(folder, {}, {"DOCKER_HOST": f"unix://{socket}", "MOTO_DOCKER_NETWORK_NAME": network}) as queue:
+        yield queue
+
+
+@contextmanager
+def _serving(
+    folder: Path, nodes: Mapping[str, Sequence[tuple[str, list[str]]]], more: Mapping[str, str] = {}
+) -> Iterator[Queue]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -138,7 +147,7 @@ def _serving(folder: Path, nodes: Mapping[str, Sequence[tuple[str, list[str]]]])
     with (folder / "server.log").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, server, str(port), str(folder), json.dumps(nodes)],
-            env=os.environ | _OF_NODES,
+            env=os.environ | _OF_NODES | dict(more),
             stdout=output,
             stderr=output,
         )
