@@ -5,6 +5,7 @@ event are missing: its own delivery, and the last minute before a kill of the ag
 """
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -44,7 +45,10 @@ class MovedBytes:
 
     def _new_lines(self) -> list[str]:
         """Return new lines of the file, without a line that is being written."""
-        data = self._file.read_bytes()[self._offset :] if self._file.exists() else b""
+        data = b""
+        with suppress(FileNotFoundError), open(self._file, "rb") as opened:
+            opened.seek(self._offset)
+            data = opened.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         return whole.decode().splitlines()

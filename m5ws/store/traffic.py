@@ -4,6 +4,7 @@ Only the content of requests counts, also of requests that fail later, and no he
 append to one file, so that nothing is lost if a process is killed.
 """
 
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -17,9 +18,13 @@ class Traffic:
     """The bytes of this process. Before it has a file, it keeps their sums. Safe in several threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: dict[Route, tuple[int, int]] = {}
         self._file: Path | None = None
+        self._begin()
+        # Another thread may hold the lock at the fork, and the sums are the parent's.
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._lock, self._waiting = threading.Lock(), dict[Route, tuple[int, int]]()
 
     def add(self, bucket: str | None, here: str | None, *, read: int = 0, written: int = 0) -> None:
         """Count the bytes of a request. A region is None if it is unknown."""
