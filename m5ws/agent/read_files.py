@@ -18,7 +18,6 @@ from m5ws.errors import M5Error
 from m5ws.launch import read_notes
 from m5ws.records.ledger import Notify, Reads
 from m5ws.records.reads import HOST, MORE, WRITTEN, ReadPath
-from m5ws.repository.files import trees
 from m5ws.repository.ledger.spool import SpoolWriter
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
@@ -111,6 +110,5 @@ class ReadFiles:
             return False
         if self._contents is None:
             snapshot = snapshots.load(self._repo, self._plan.run.snapshot)
-            loaded = (trees.load(self._repo.objects, tree) for tree in set(snapshot.trees.values()))
-            self._contents = frozenset(entry.digest for tree in loaded for entry in tree.entries)
+            self._contents = frozenset(entry.digest for entry in snapshots.entries(self._repo, snapshot))
         return read.digest in self._contents

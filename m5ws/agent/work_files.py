@@ -88,8 +88,7 @@ def _is_old(directory: Path, older_than_s: float) -> bool:
 def _all_files(repo: Repository, run: str, directory: Path) -> list[Entry]:
     """Return the output files of an attempt and the inputs of its run."""
     snapshot = snapshots.load(repo, runs.load(repo, run).snapshot)
-    pinned = [trees.load(repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]
-    return [*_output_files(repo, run, int(directory.name)), *(entry for tree in pinned for entry in tree.entries)]
+    return [*_output_files(repo, run, int(directory.name)), *snapshots.entries(repo, snapshot)]
 
 
 def _output_files(repo: Repository, run: str, attempt: int) -> list[Entry]:

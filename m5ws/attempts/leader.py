@@ -108,6 +108,9 @@ def _execute(
             poll()
             followers.refuse_lost()
 
+        def accept_all(observed: Observed) -> None:
+            accept(observed, followers.observed(look))
+
         before = interventions.Interventions(ports, plan)
 
         def look_before() -> None:
@@ -119,7 +122,7 @@ def _execute(
             plan, work = prepare.prepare(ports, plan, progress)
             spool_path = Path(plan.context.spool_dir) / f"{NODE}.spool"
             with (
-                admission.launched(ports, plan, partial(_accept, accept, followers, look), progress, look) as waiting,
+                admission.launched(ports, plan, accept_all, progress, look) as waiting,
                 closing(SpoolWriter(spool_path, genesis(plan.run.id, plan.attempt, NODE))) as spool,
             ):
                 with begin.ended(spool):
@@ -136,11 +139,6 @@ def _execute(
             report(progress, "removing output files that are stored")
             work_files.remove_outputs(ports.repo, plan.run.id, plan.attempt, plan.directory)
         return result
-
-
-def _accept(accept: admission.Accept, followers: Followers, poll: Callable[[], None], observed: Observed) -> None:
-    """Compare the environments of all nodes before the attempt begins. Raises as `admission.Accept`."""
-    accept(observed, followers.observed(poll))
 
 
 class _Attempt:
@@ -338,10 +336,9 @@ class _Attempt:
                 new.append((rank, event))
         except (M5Error, OSError) as error:
             _log.warning("cannot read the events of other nodes of run %s yet: %s", self._plan.run.id, error)
-        is_enough = False
-        for rank, event in new:
-            is_enough = bool(self._compare and self._compare(rank, event)) or is_enough
-        return is_enough
+        # Every event is compared, also after the first that is enough.
+        compared = [self._compare is not None and self._compare(rank, event) for rank, event in new]
+        return any(compared)
 
     def _notice(self, kind: NoticeKind, message: str, step: int | None = None) -> None:
         step = self._last_step if step is None else step
@@ -376,10 +373,8 @@ class _Attempt:
         self._show(self._node.read_new())
         self._seen(self._node.delivery.finish())
         self._tracking.follow()
-        incident = None
-        decision = None
+        incident, decision, is_asked = None, None, False
         untracked: str | None = ""
-        is_asked = False
         try:
             if outcome == "failed":
                 ports, plan = self._ports, self._plan

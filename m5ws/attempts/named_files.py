@@ -10,7 +10,7 @@ from m5ws.errors import UsageError
 from m5ws.records.run import LaunchSpec
 from m5ws.records.snapshot import Snapshot
 from m5ws.records.tree import path_text
-from m5ws.repository.files import trees
+from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 
 
@@ -27,8 +27,7 @@ def refuse_missing_script(
         return
     if script == "-m" or (not typed.script and os.path.isabs(script)):
         return
-    loaded = (trees.load(repo.objects, tree) for tree in set(snapshot.trees.values()))
-    files = {path_text(entry.path) for tree in loaded for entry in tree.entries}
+    files = {path_text(entry.path) for entry in snapshots.entries(repo, snapshot)}
     path = os.path.normpath(os.path.join(spec.directory, script))
     if path not in files:
         similar = difflib.get_close_matches(path, files, cutoff=0.8)

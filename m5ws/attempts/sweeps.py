@@ -62,7 +62,7 @@ def list_planned(sweep: Sweep) -> list[SweepRun]:
     """Return all runs of a sweep in their order, as if none had begun."""
     return [
         SweepRun(
-            id=run_id(sweep.id, position),
+            id=hashlib.blake2b(f"{sweep.id}/{position}".encode(), digest_size=6).hexdigest(),
             name=sweep_grid.name_run(sweep.name, values),
             position=position,
             values={sweep_grid.name_key(key): value for key, value in values.items()},
@@ -124,8 +124,3 @@ def derive(repo: Repository, sweep: Sweep, base: Run, planned: SweepRun) -> Run:
         created_s=time.time(),
         sweep=msgspec.structs.replace(sweep, position=planned.position),
     )
-
-
-def run_id(sweep_id: str, position: int) -> str:
-    """Return the id of a run of a sweep: 12 hex digits, as other ids."""
-    return hashlib.blake2b(f"{sweep_id}/{position}".encode(), digest_size=6).hexdigest()

@@ -6,7 +6,7 @@ a hybrid equals GOOD. With all of them it equals BAD, except for differences tha
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from m5ws.diff import trees as tree_diff
 from m5ws.errors import CorruptObject
 from m5ws.records.base import Digest
 from m5ws.records.run import LaunchSpec, Parent, Run
-from m5ws.records.snapshot import Annotation, Code, Snapshot
+from m5ws.records.snapshot import Annotation, Code, Dataset, RemoteDataset, Snapshot
 from m5ws.records.tree import Entry
 from m5ws.repository.files import trees
 from m5ws.repository.files.validation import check_paths
@@ -23,6 +23,8 @@ from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
 from m5ws.snapshot.config import merge
 from m5ws.snapshot.config.merge import MergeConflict
+
+D = TypeVar("D", Dataset, RemoteDataset)
 
 
 class Hybrid(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,24 +54,27 @@ def make(
         elif part == "launch":
             spec = msgspec.structs.replace(spec, **_launched(spec, bad.spec, name))
     data = {element.change.name for element in chosen if element.change.part == "data"}
-    unchanged = (dataset for dataset in old.datasets if dataset.name not in data)
-    datasets = (*unchanged, *(dataset for dataset in new.datasets if dataset.name in data))
-    kept = (remote for remote in old.remote if remote.name not in data)
-    remotes = (*kept, *(remote for remote in new.remote if remote.name in data))
     snapshot = Snapshot(
         code=_code(repo, old.code, new.code, elements, chosen),
         config=_config(repo, old.config, new.config, elements, chosen),
         tokenizer=new.tokenizer if "tokenizer" in parts else old.tokenizer,
-        datasets=tuple(sorted(datasets, key=lambda dataset: dataset.name)),
+        datasets=_mixed(old.datasets, new.datasets, data),
         declared=old.declared,
         determinism=determinism,
-        remote=tuple(sorted(remotes, key=lambda remote: remote.name)),
+        remote=_mixed(old.remote, new.remote, data),
     )
-    _check([entry for tree in set(snapshot.trees.values()) for entry in trees.load(repo.objects, tree).entries])
+    _check(snapshots.entries(repo, snapshot))
     if parent is not None and (snapshot != old or spec != good.spec or parent != good.parent):
         # A fork made with these changes would use them, so the hybrid does too.
         parent = msgspec.structs.replace(parent, settings="script")
     return Hybrid(snapshot=snapshot, spec=spec, parent=parent)
+
+
+def _mixed(old: Sequence[D], new: Sequence[D], names: Collection[str]) -> tuple[D, ...]:
+    """Return the datasets of one run, with the datasets of `names` from the other run."""
+    mixed: list[D] = [each for each in old if each.name not in names]
+    mixed += [each for each in new if each.name in names]
+    return tuple(sorted(mixed, key=lambda dataset: dataset.name))
 
 
 def publish(repo: Repository, hybrid: Hybrid, good: Run, bad: Run, what: str) -> Digest:

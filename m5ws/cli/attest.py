@@ -43,8 +43,8 @@ def command(context: click.Context, run: str, key: Path | None, target: Path | N
         raise UsageError(f"{target} already exists", hint="Choose another --output, or move the file away.")
     with progress.Bar() as bar:
         bar("reading the evidence of the run", 0, 0)
-        repo = names.workspace(context).open_repository()
-        statement = attest.build(repo, names.find_id(repo, run, "run"))
+        _, repo, run_id = names.open_run(context, run)
+        statement = attest.build(repo, run_id)
     body = attestation.payload(statement)
     signed: tuple[attestation.Signature, ...] = ()
     if key is not None:

@@ -33,9 +33,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     from m5ws.repository.references import jobs
     from m5ws.runs import state
 
-    workspace = names.workspace(context)
-    repo = workspace.open_repository()
-    run_id = names.find_id(repo, run, "run")
+    workspace, repo, run_id = names.open_run(context, run)
     removals.refuse(repo, run_id)
     submitted, attempt = jobs.of_run(repo, run_id), max(ledger.attempts(repo, run_id), default=0)
     standing = state.load_newest(repo, run_id).standing

@@ -59,9 +59,7 @@ def command(
 
     if wrong != (right is not None) or (target is not None and not wrong):
         raise UsageError("--wrong, CLASS and --output belong together", hint="m5ws cause --wrong RUN CLASS [-o FILE]")
-    workspace = names.workspace(context)
-    repo = workspace.open_repository()
-    run_id = names.find_id(repo, run, "run")
+    workspace, repo, run_id = names.open_run(context, run)
     chosen = logs.choose_attempt(repo, run_id, attempt)
     folder = workspace.attempt_dir(run_id, chosen) / "logs"
     end = ledger.ended(repo, run_id, chosen) if ledger.attempts(repo, run_id) else None

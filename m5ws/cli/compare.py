@@ -9,7 +9,7 @@ from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output, progress
 
 if TYPE_CHECKING:
-    from m5ws.reports.comparison import ComparedRun, Input, RunComparison
+    from m5ws.reports.comparison import Input, RunComparison
 
 
 @click.command("compare")
@@ -65,13 +65,10 @@ def _results(compared: "RunComparison") -> str:
         difference = run.difference if position else "-"
         words = [run.name, f"reproduces {run.reproduces}: {run.outcome or 'no verdict'}" if run.reproduces else None]
         name = ", ".join(word for word in (*words, run.note_outcome) if word)
-        losses = output.rounded(run.loss), _lowest(run)
+        lowest = "-" if run.lowest_loss is None else f"{output.rounded(run.lowest_loss)} at {run.lowest_step}"
+        losses = output.rounded(run.loss), lowest
         rows.append((str(position + 1), run.id, run.standing, steps, *losses, difference, name))
     return output.table(("", "RUN", "STATE", "STEP", "LOSS", "LOWEST", "DIFFERS FROM 1", "NAME"), rows)
-
-
-def _lowest(run: "ComparedRun") -> str:
-    return "-" if run.lowest_loss is None else f"{output.rounded(run.lowest_loss)} at {run.lowest_step}"
 
 
 def _inputs(compared: "RunComparison") -> list[str]:

@@ -71,9 +71,7 @@ def command(
     if follow and as_json:
         raise UsageError("--follow cannot be combined with --json")
     pattern = _pattern(grep)
-    workspace = names.workspace(context)
-    repo = workspace.open_repository()
-    run_id = names.find_id(repo, run, "run")
+    workspace, repo, run_id = names.open_run(context, run)
     chosen = choose_attempt(repo, run_id, attempt)
     folder = workspace.attempt_dir(run_id, chosen) / "logs"
     source = reading.Source(repo, run_id, chosen, folder)

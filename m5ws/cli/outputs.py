@@ -49,8 +49,7 @@ def command(
     """
     from m5ws.outputs import restoring
 
-    repo = names.workspace(context).open_repository()
-    run_id = names.find_id(repo, run, "run")
+    _, repo, run_id = names.open_run(context, run)
     if directory is None:
         for name, value in (("--attempt", attempt), ("--node", node)):
             if value is not None:

@@ -37,8 +37,7 @@ def command(context: click.Context, run: str, target: Path, as_json: bool) -> No
     page.refuse_other_file(target)
     with progress.Bar() as bar:
         bar("reading the records of the run", 0, 0)
-        repo = names.workspace(context).open_repository()
-        run_id = names.find_id(repo, run, "run")
+        _, repo, run_id = names.open_run(context, run)
         content = report.build(repo, run_id, bar)
     page.write(target, report_page.build(content))
     if as_json:

@@ -109,7 +109,7 @@ def command(
         return
     chosen = segments.select(ports.repo, request.original, given)
     ports = environment.ports(workspace, ports, env, request.original, request.snapshot)
-    if segments.are_many(given):
+    if given["all_segments"] or given["sample"] is not None:
         is_share = given["share"] is not None
         context.exit(segments.several(workspace, ports, request, chosen, parallel, is_share=is_share, as_json=as_json))
     request = msgspec.structs.replace(request, segment=chosen[0] if chosen else None)

@@ -36,8 +36,7 @@ def command(context: click.Context, run: str, uri: str | None, dry_run: bool, as
         )
     if uri is not None and not uri.startswith(("http://", "https://", "sqlite:///")):
         raise UsageError(f"--to {uri} is no address of an MLflow", hint="Write https://HOST, or sqlite:///PATH.")
-    workspace = names.workspace(context)
-    run_id = names.find_id(workspace.open_repository(), run, "run")
+    workspace, _, run_id = names.open_run(context, run)
     if (tracker := workspace.tracker(uri)) is None:
         raise UsageError("tracking is switched off", hint="Set [mlflow] enabled = true in m5ws.toml, or give --to.")
     with progress.Bar() as bar:

@@ -36,9 +36,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     from m5ws.repository.references import jobs
     from m5ws.runs import liveness, state
 
-    workspace = names.workspace(context)
-    repo = workspace.open_repository()
-    run_id = names.find_id(repo, run, "run")
+    workspace, repo, run_id = names.open_run(context, run)
     note = printed = ""
     while not (is_removed := removals.load(repo, run_id) is not None):
         try:

@@ -8,15 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from m5ws.config.commands.arguments import Arguments
-from m5ws.environment.drift import rate
+from m5ws.environment.drift import different, rate
 from m5ws.records.verdict import Change
 
 PART = "argument"
-
-
-def between(old: Arguments, new: Arguments) -> tuple[Change, ...]:
-    """Return the changed arguments, and the keys of changed files that they name."""
-    return tuple(_changes(old, new))
 
 
 def without_files(changes: Iterable[Change], old: Arguments, new: Arguments) -> Iterator[Change]:
@@ -29,7 +24,8 @@ def without_files(changes: Iterable[Change], old: Arguments, new: Arguments) -> 
             yield change
 
 
-def _changes(old: Arguments, new: Arguments) -> Iterator[Change]:
+def between(old: Arguments, new: Arguments) -> Iterator[Change]:
+    """Yield the changed arguments, and the keys of changed files that they name."""
     for name in sorted(old.values.keys() | new.values.keys()):
         keys = _keys(old, new, name)
         yield from keys
@@ -48,6 +44,5 @@ def _keys(old: Arguments, new: Arguments, name: str) -> tuple[Change, ...]:
 
 def changed_values(part: str, prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
     """Yield the differences of two mappings, by keys with a prefix."""
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name):
-            yield rate(part, f"{prefix}{name}", old.get(name), new.get(name))
+    for name, before, after in different(old, new):
+        yield rate(part, f"{prefix}{name}", before, after)

@@ -5,7 +5,6 @@ The history is read from the workspace. Without it, or in a shallow clone, the l
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,14 +13,12 @@ from m5ws.records.commit import Commit, CommitsBetween
 from m5ws.records.verdict import Change
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
-
-if TYPE_CHECKING:
-    from m5ws.snapshot.sources.git_history import GitHistory
+from m5ws.snapshot.sources.git_history import GitHistory
 
 _SHORT = 10
 
 
-def describe_commits(repo: Repository, history: "GitHistory | None", old: Digest, new: Digest) -> tuple[str, ...]:
+def describe_commits(repo: Repository, history: GitHistory | None, old: Digest, new: Digest) -> tuple[str, ...]:
     """Return the commits between two snapshots as lines; none if both have the same, or one has none."""
     if history is None:
         return ()
@@ -29,7 +26,7 @@ def describe_commits(repo: Repository, history: "GitHistory | None", old: Digest
     return lines(history.between(before, after)) if before and after and before != after else ()
 
 
-def detailed(changes: Sequence[Change], history: "GitHistory | None") -> tuple[Change, ...]:
+def detailed(changes: Sequence[Change], history: GitHistory | None) -> tuple[Change, ...]:
     """Return the changes, with the commits between both sides in the detail of the commit's change."""
     if history is None:
         return tuple(changes)
@@ -39,7 +36,7 @@ def detailed(changes: Sequence[Change], history: "GitHistory | None") -> tuple[C
     )
 
 
-def _detailed(change: Change, history: "GitHistory") -> Change:
+def _detailed(change: Change, history: GitHistory) -> Change:
     # Each side is a commit, and possibly a note on uncommitted changes.
     old, new = ((side or "").partition(" ")[0] for side in (change.old, change.new))
     if "no" in (old, new) or old == new:

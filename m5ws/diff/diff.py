@@ -5,6 +5,7 @@ rated by the table of `drift`. A change without a rule `can` alter bits.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -14,16 +15,18 @@ from m5ws.diff import trees as tree_diff
 from m5ws.diff.arguments import changed_values
 from m5ws.diff.trees import FilePair
 from m5ws.environment import attempt_environments, reads
-from m5ws.environment.drift import rate
+from m5ws.environment.drift import different, rate
 from m5ws.records.base import Digest
 from m5ws.records.environment import Declared, Determinism
 from m5ws.records.run import LaunchSpec, Run
-from m5ws.records.snapshot import Code, Dataset, Manifest, ManifestFile, RemoteDataset, Tokenizer
+from m5ws.records.snapshot import Code, Dataset, Manifest, RemoteDataset, Tokenizer
 from m5ws.records.verdict import Change
 from m5ws.repository.files import trees
 from m5ws.repository.references import arguments, lineage, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.wording.lists import list_names
+
+D = TypeVar("D", Dataset, RemoteDataset)
 
 
 def between_snapshots(repo: Repository, a: Digest, b: Digest) -> tuple[Change, ...]:
@@ -68,7 +71,7 @@ def between_inputs(repo: Repository, old: Run, new: Run) -> tuple[Change, ...]:
     Two commands with equal arguments, in another order or spelling, are one change. Raises NotFound, CorruptObject.
     """
     before, after = (arguments.load(repo, run.snapshot, run.spec) for run in (old, new))
-    named = argument_diff.between(before, after)
+    named = tuple(argument_diff.between(before, after))
     launched = launch(old.spec, new.spec)
     if before.script != after.script:
         scripts = rate("launch", "command", " ".join(before.script), " ".join(after.script))
@@ -165,61 +168,52 @@ def _first_id(old: Sequence[int] | None, new: Sequence[int] | None) -> str:
 
 
 def _data(repo: Repository, old: Sequence[Dataset], new: Sequence[Dataset]) -> Iterator[Change]:
-    before, after = ({dataset.name: dataset for dataset in side} for side in (old, new))
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield _dataset(repo, name, before.get(name), after.get(name))
+    for name, one, two in _differing(old, new):
+        change = rate("data", name, _pin(one), _pin(two))
+        pairs = tree_diff.different(repo, _tree(one), _tree(two))
+        if not pairs and one is not None and two is not None:
+            detail = "the kind of pin differs; the files are equal"
+            yield msgspec.structs.replace(change, rating="cannot", detail=detail)
+            continue
+        added = [pair.name for pair in pairs if pair.old is None]
+        removed = [pair.name for pair in pairs if pair.new is None]
+        yield _with_files(change, added, removed, [pair.name for pair in pairs if pair.old and pair.new])
 
 
 def _remote(repo: Repository, old: Sequence[RemoteDataset], new: Sequence[RemoteDataset]) -> Iterator[Change]:
     """Yield the changes of datasets that stay in their remote. Another place of equal files is no other content."""
-    before, after = ({dataset.name: dataset for dataset in side} for side in (old, new))
-    for name in sorted(before.keys() | after.keys()):
-        one, two = before.get(name), after.get(name)
-        if one == two:
-            continue
-        change = rate("data", name, _remote_pin(one), _remote_pin(two))
+    for name, one, two in _differing(old, new):
+        change = rate("data", name, _pin(one), _pin(two))
         if one is not None and two is not None and one.manifest == two.manifest:
             yield msgspec.structs.replace(change, rating="cannot", detail="the place differs; the files are equal")
             continue
-        files, others = ({file.path: file for file in _manifest(repo, side)} for side in (one, two))
-        kinds = {
-            "added": sorted(others.keys() - files.keys()),
-            "removed": sorted(files.keys() - others.keys()),
-            "changed": sorted(path for path in files.keys() & others.keys() if files[path] != others[path]),
-        }
-        lines = (f"{kind} {len(names)}: {list_names(names)}" for kind, names in kinds.items() if names)
-        yield msgspec.structs.replace(change, detail="\n".join(lines))
+        files, others = (
+            {file.path: file for file in repo.objects.get_record(side.manifest, Manifest).files} if side else {}
+            for side in (one, two)
+        )
+        changed = (path for path in files.keys() & others.keys() if files[path] != others[path])
+        yield _with_files(change, sorted(others.keys() - files), sorted(files.keys() - others), sorted(changed))
 
 
-def _manifest(repo: Repository, dataset: RemoteDataset | None) -> tuple[ManifestFile, ...]:
-    return () if dataset is None else repo.objects.get_record(dataset.manifest, Manifest).files
+def _differing(old: Sequence[D], new: Sequence[D]) -> Iterator[tuple[str, D | None, D | None]]:
+    """Yield the datasets that differ by name, with both sides."""
+    return different(*({dataset.name: dataset for dataset in side} for side in (old, new)))
 
 
-def _remote_pin(dataset: RemoteDataset | None) -> str | None:
-    if dataset is None:
-        return None
-    return f"{dataset.kind} {dataset.hash or dataset.manifest[:16]} in {dataset.url}, {dataset.size_bytes} bytes"
-
-
-def _dataset(repo: Repository, name: str, old: Dataset | None, new: Dataset | None) -> Change:
-    change = rate("data", name, _pin(old), _pin(new))
-    pairs = tree_diff.different(repo, _tree(old), _tree(new))
-    if not pairs and old is not None and new is not None:
-        return msgspec.structs.replace(change, rating="cannot", detail="the kind of pin differs; the files are equal")
-    kinds = {
-        "added": [pair.name for pair in pairs if pair.old is None],
-        "removed": [pair.name for pair in pairs if pair.new is None],
-        "changed": [pair.name for pair in pairs if pair.old is not None and pair.new is not None],
-    }
+def _with_files(change: Change, added: Sequence[str], removed: Sequence[str], changed: Sequence[str]) -> Change:
+    """Return the change of a dataset with the names of its files."""
+    kinds = {"added": added, "removed": removed, "changed": changed}
     lines = (f"{kind} {len(names)}: {list_names(names)}" for kind, names in kinds.items() if names)
     return msgspec.structs.replace(change, detail="\n".join(lines))
 
 
-def _pin(dataset: Dataset | None) -> str | None:
+def _pin(dataset: Dataset | RemoteDataset | None) -> str | None:
     if dataset is None:
         return None
-    return f"{dataset.kind} {dataset.hash or dataset.tree[:16]}, {dataset.size_bytes} bytes"
+    digest, where = (
+        (dataset.manifest, f" in {dataset.url}") if isinstance(dataset, RemoteDataset) else (dataset.tree, "")
+    )
+    return f"{dataset.kind} {dataset.hash or digest[:16]}{where}, {dataset.size_bytes} bytes"
 
 
 def declared(old: Declared, new: Declared) -> Iterator[Change]:

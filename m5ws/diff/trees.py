@@ -5,7 +5,7 @@ Contents are compared by digest. A file's bytes are read only if they differ and
 
 import difflib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -16,8 +16,6 @@ from m5ws.repository.repository import Repository
 
 _SHOWN_BYTES = 512 * 1024
 _MODES = {"file": "100644", "exec": "100755", "link": "120000"}
-
-Read = Callable[[Entry], bytes]
 
 
 class FilePair(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from m5ws.records.environment import Declared, Observed, same_image
 from m5ws.records.verdict import Change
 
 Rating = Literal["cannot", "can", "does"]
+T = TypeVar("T")
 
 _ORDER: tuple[Rating, ...] = ("cannot", "can", "does")
 VARIABLE = "variable."
@@ -78,39 +79,30 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 @cache
-def _table() -> _Table:
+def table() -> _Table:
+    """Return the ratings. The rules are in the order of their precedence."""
     return msgspec.toml.decode((resources.files("m5ws.environment") / "drift_rules.toml").read_bytes(), type=_Table)
-
-
-def rules() -> tuple[Rule, ...]:
-    """Return the table, in order of precedence."""
-    return _table().rule
-
-
-def pairs() -> tuple[Pair, ...]:
-    """Return the pairs of loaded and installed versions that are compared."""
-    return _table().pair
 
 
 def library_of(name: str) -> str | None:
     """Return the fact `loaded.NAME` of the library that a fact depends on, None without one."""
-    libraries = (entry for entry in _table().library if any(fnmatchcase(name, pattern) for pattern in entry.patterns))
+    libraries = (entry for entry in table().library if any(fnmatchcase(name, pattern) for pattern in entry.patterns))
     return next((entry.library for entry in libraries), None)
 
 
 def is_run(distribution: str) -> bool:
     """Return True if a distribution is used without being imported, as compilers are."""
-    return any(fnmatchcase(distribution, program.distribution) for program in _table().program)
+    return any(fnmatchcase(distribution, program.distribution) for program in table().program)
 
 
 def rule(part: str, name: str) -> Rule:
     """Return the first rule for `name`. The last rule of the table matches every name."""
-    return next(rule for rule in rules() if fnmatchcase(part, rule.part) and fnmatchcase(name, rule.pattern))
+    return next(rule for rule in table().rule if fnmatchcase(part, rule.part) and fnmatchcase(name, rule.pattern))
 
 
 def _part_rule(part: str, name: str) -> Rule | None:
     """Return the first rule of a part for `name`, without rules for all parts."""
-    return next((rule for rule in rules() if rule.part == part and fnmatchcase(name, rule.pattern)), None)
+    return next((rule for rule in table().rule if rule.part == part and fnmatchcase(name, rule.pattern)), None)
 
 
 def rate(part: str, name: str, old: str | None, new: str | None) -> Change:
@@ -129,7 +121,7 @@ def drift(pinned: Observed, observed: Observed) -> tuple[Change, ...]:
     facts = _facts(pinned.facts, observed.facts)
     installed = (
         rate("environment", f"distribution.{name}", old, new)
-        for name, old, new in _different(pinned.distributions, observed.distributions)
+        for name, old, new in different(pinned.distributions, observed.distributions)
     )
     return ordered((*facts, *installed, *_origins(pinned, observed), *_new_conflicts(pinned, observed)))
 
@@ -170,7 +162,7 @@ def is_unverified(declared: Declared, observed: Observed) -> bool:
 
 def _facts(pinned: Mapping[str, str | None], observed: Mapping[str, str | None]) -> Iterator[Change]:
     kept = [part for part, is_kept in _CONDITIONS.items() if is_kept(pinned, observed)]
-    for name, old, new in _different(pinned, observed):
+    for name, old, new in different(pinned, observed):
         change = rate("environment", name, old, new)
         if name.startswith(_IMAGE) and same_image(pinned.get(_IMAGE), observed.get(_IMAGE)):
             change = msgspec.structs.replace(change, rating="cannot", detail="both images have the same digest")
@@ -190,7 +182,7 @@ def _origins(pinned: Observed, observed: Observed) -> Iterator[Change]:
     if pinned.origins is None or observed.origins is None:
         return
     old, new = ({name: str(origin) for name, origin in side.items()} for side in (pinned.origins, observed.origins))
-    for name, before, after in _different(old, new):
+    for name, before, after in different(old, new):
         version = pinned.distributions.get(name)
         if version is not None and version == observed.distributions.get(name):
             index = "an index"
@@ -210,7 +202,7 @@ def conflicts(observed: Observed) -> tuple[Change, ...]:
     The file of the loaded library decides. If a distribution installed the file, its version is compared. If none did,
     another copy takes precedence, whatever its version. The old value is the installed version.
     """
-    return tuple(change for pair in _table().pair if (change := _conflict(pair, observed)) is not None)
+    return tuple(change for pair in table().pair if (change := _conflict(pair, observed)) is not None)
 
 
 def _conflict(pair: Pair, observed: Observed) -> Change | None:
@@ -249,9 +241,8 @@ def _plain(version: str) -> str:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def _different(
-    old: Mapping[str, str | None], new: Mapping[str, str | None]
-) -> Iterator[tuple[str, str | None, str | None]]:
+def different(old: Mapping[str, T], new: Mapping[str, T]) -> Iterator[tuple[str, T | None, T | None]]:
+    """Yield the names whose values differ, with the values of both sides."""
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
             yield name, old.get(name), new.get(name)

@@ -115,15 +115,10 @@ def newest_to_restore(repo: Repository, run: str) -> StoredOutputs | None:
 def require_newest(repo: Repository, run: str, attempt: int | None = None, node: int | None = None) -> StoredOutputs:
     """Return the newest output files of a run, or of one attempt, or of one node. Raises NotFound if there are none."""
     stored = newest(repo, run, attempt, node)
-    if stored is None and (attempt, node) != (None, None):
-        place = " and ".join(f"{kind} {n}" for kind, n in (("attempt", attempt), ("node", node)) if n is not None)
-        raise NotFound(
-            f"run {run} has no output files of {place} in the store",
-            hint=f"`m5ws outputs {run}` lists the output files that the store has.",
-        )
-    if stored is None:
-        raise NotFound(
-            f"run {run} has no output files in the store",
-            hint="Set `[run] outputs` in m5ws.toml to the files and folders that the script writes.",
-        )
-    return stored
+    if stored is not None:
+        return stored
+    place = " and ".join(f"{kind} {n}" for kind, n in (("attempt", attempt), ("node", node)) if n is not None)
+    files, hint = "output files", "Set `[run] outputs` in m5ws.toml to the files and folders that the script writes."
+    if place:
+        files, hint = f"output files of {place}", f"`m5ws outputs {run}` lists the output files that the store has."
+    raise NotFound(f"run {run} has no {files} in the store", hint=hint)

@@ -79,7 +79,7 @@ def decode(data: bytes, kind: type[R], name: str = "record") -> R:
     try:
         record: R = _decoder(kind).decode(data)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
-        tags = _tags(kind)
+        tags = tuple(str(member.__struct_config__.tag) for member in get_args(kind) or (kind,))
         if _tag(data) in tags:
             raise CorruptObject(f"{name} breaks the rules of its kind: {error}") from error
         raise UnknownSchema(f"{name} is not a known {' or '.join(tags)}: {error}") from error
@@ -126,8 +126,3 @@ def _unsealed(data: bytes, name: str) -> bytes:
             hint="The record is damaged, or another version of m5ws wrote it. See docs/how-to/check-a-store.md.",
         )
     return record
-
-
-def _tags(kind: object) -> tuple[str, ...]:
-    """Return the tag of a record, or the tags of a union of records."""
-    return tuple(str(member.__struct_config__.tag) for member in get_args(kind) or (kind,))

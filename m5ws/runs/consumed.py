@@ -19,9 +19,7 @@ from m5ws.records import sample_ids
 from m5ws.records.base import Record
 from m5ws.records.ledger import Step
 from m5ws.records.run import Run
-from m5ws.records.snapshot import Manifest
 from m5ws.repository import removals
-from m5ws.repository.files import trees
 from m5ws.repository.references import checkpoints, lineage, runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.runs import history
@@ -168,7 +166,6 @@ class _Search:
         self._is_pinned = bool(names)
         self._paths = {path, *names} if path is not None else {*names}
         self._sources: dict[int, dict[str, _Places]] = {}
-        self._unrecorded = list[int]()
         self.unknown: list[str] = []
 
     def _load(self) -> History:
@@ -276,17 +273,8 @@ def _paths_of(repo: Repository, run: Run, digest: str | None) -> set[str]:
     """Return the paths of the files of a run's datasets with a digest, as `md5:…`, `sha256:…` or its hex alone."""
     if digest is None:
         return set()
-    snapshot = snapshots.load(repo, run.snapshot)
-    paths = set[str]()
-    for tree in set(snapshot.trees.values()):
-        entries = trees.load(repo.objects, tree).entries
-        paths |= {entry.name for entry in entries if entry.digest == digest}
-    for remote in snapshot.remote:
-        files = repo.objects.get_record(remote.manifest, Manifest).files
-        paths |= {
-            join(remote.folder, file.path) for file in files if digest in (file.digest, file.digest.partition(":")[2])
-        }
-    return paths
+    files = snapshots.list_files(repo, snapshots.load(repo, run.snapshot))
+    return {path for path, _, known in files if digest in (known, known.rpartition(":")[2])}
 
 
 def query(sample: str | None, file: str | None, match: str | None) -> Query:

@@ -34,11 +34,6 @@ class Numbers:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    @property
-    def last(self) -> int | None:
-        """The greatest number, or None."""
-        return self._numbers[-1] if self._numbers else None
-
     def up_to(self, number: int) -> int | None:
         """Return the greatest number that is not greater than `number`, or None."""
         place = bisect_right(self._numbers, number)

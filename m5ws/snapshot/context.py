@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from m5ws.config.settings import SEARCH_RULES, Settings
+from m5ws.environment.observe.machine import Machine
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Dataset, RemoteDataset, Tokenizer
@@ -15,15 +15,11 @@ from m5ws.repository.files.index import Index, Written
 from m5ws.repository.files.interface import SourceFile
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
+from m5ws.snapshot.inspection import InspectedFiles
+from m5ws.snapshot.sources.dvc import Dvc
+from m5ws.snapshot.sources.git import Git
 from m5ws.snapshot.sources.interface import SourceState
-
-if TYPE_CHECKING:
-    from m5ws.environment.observe.machine import Machine
-    from m5ws.snapshot.inspection import InspectedFiles
-    from m5ws.snapshot.sources.dvc import Dvc
-    from m5ws.snapshot.sources.git import Git
-    from m5ws.snapshot.sources.tokenizer import Tokenizers
-
+from m5ws.snapshot.sources.tokenizer import Tokenizers
 
 PUBLISHED = "published"
 """Kind of marks in the index: a tree or a snapshot, and the published snapshot with it."""
@@ -42,10 +38,10 @@ class CaptureContext(msgspec.Struct, frozen=True, kw_only=True):
     root: Path
     settings: Settings
     repo: Repository
-    source: "Git"
-    datasets: "Dvc | None"
-    probe: "Tokenizers | None"
-    observer: "Machine"
+    source: Git
+    datasets: Dvc | None
+    probe: Tokenizers | None
+    observer: Machine
     index: Index
     staging: Path
     dry_run: bool
@@ -122,7 +118,7 @@ class CaptureResult(msgspec.Struct, kw_only=True):
     unchanged: bool = True
     notes: list[str] = []
     stored: list[tuple[Sequence[SourceFile], Digest]] = []
-    inspected: "InspectedFiles | None" = None
+    inspected: InspectedFiles | None = None
 
     def add(self, files: Sequence[SourceFile], written: Written) -> Digest:
         self.files += written.files

@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from m5ws import secret_gate
 from m5ws.config.settings import Settings
+from m5ws.environment.observe.machine import Machine
 from m5ws.progress import Progress, report
 from m5ws.records import codec, determinism
 from m5ws.records.base import Digest
@@ -31,12 +31,9 @@ from m5ws.repository.repository import Repository
 from m5ws.snapshot import local_installs
 from m5ws.snapshot.collect import store
 from m5ws.snapshot.context import PUBLISHED, CaptureContext, CaptureResult, Warn
-
-if TYPE_CHECKING:
-    from m5ws.environment.observe.machine import Machine
-    from m5ws.snapshot.sources.dvc import Dvc
-    from m5ws.snapshot.sources.git import Git
-    from m5ws.snapshot.sources.tokenizer import Tokenizers
+from m5ws.snapshot.sources.dvc import Dvc
+from m5ws.snapshot.sources.git import Git
+from m5ws.snapshot.sources.tokenizer import Tokenizers
 
 _ATTEMPTS = 3
 _ANNOTATED = "annotated"
@@ -67,10 +64,10 @@ def take(
     root: Path,
     settings: Settings,
     repo: Repository,
-    source: "Git",
-    datasets: "Dvc | None",
-    tokenizer_probe: "Tokenizers | None",
-    observer: "Machine",
+    source: Git,
+    datasets: Dvc | None,
+    tokenizer_probe: Tokenizers | None,
+    observer: Machine,
     index_path: Path,
     message: str | None = None,
     progress: Progress | None = None,

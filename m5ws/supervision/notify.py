@@ -50,7 +50,9 @@ class Notifier:
         sends: dict[str, Send] = {url: partial(self._send_url, url) for url in settings.urls}
         if settings.command:
             sends["\0".join(settings.command)] = self._run_command
-        self._targets = [(Outbox(folder / _name(target)), send) for target, send in sends.items()]
+        # The name depends on the target, so that targets of other settings keep their messages.
+        names = {target: hashlib.sha256(target.encode()).hexdigest()[:16] for target in sends}
+        self._targets = [(Outbox(folder / names[target]), send) for target, send in sends.items()]
 
     def add(self, message: Message, mark: Mark = "failed", others: Sequence[Mark] = ()) -> None:
         """Add a message for all targets if `[notify] on` has its event. Raises OSError.
@@ -153,11 +155,6 @@ class _Warnings(logging.Handler):
     def __exit__(self, *_error: object) -> None:
         self._logger.removeHandler(self)
         self._logger.propagate = True
-
-
-def _name(target: str) -> str:
-    """Return the name of a target's folder: targets of other settings keep their messages."""
-    return hashlib.sha256(target.encode()).hexdigest()[:16]
 
 
 def _is_closed(error: BaseException | None) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m5ws.environment.drift import conflicts, drift, is_unverified, pairs, rule, rules, unmet, worst
+from m5ws.environment.drift import conflicts, drift, is_unverified, rule, table, unmet, worst
 from m5ws.records.environment import Declared, Observed, Origin
 from m5ws.records.verdict import Change
 from m5ws.training.runtime.facts import versions
@@ -32,21 +32,21 @@ def rating(part: str, name: str) -> str:
 
 
 def test_every_rule_has_a_reason_and_a_source() -> None:
-    for entry in rules():
+    for entry in table().rule:
         assert entry.why, entry
         assert not entry.why.endswith("."), entry
         assert entry.source.startswith(("https://", "measured: ", "docs/", "tests/")), entry
 
 
 def test_no_drift_rule_is_hidden_by_an_earlier_rule() -> None:
-    for index, entry in enumerate(rules()):
+    for index, entry in enumerate(table().rule):
         sample = entry.pattern.replace("*", "zz")
         part = entry.part.replace("*", "zz")
-        assert rules().index(rule(part, sample)) == index, entry
+        assert table().rule.index(rule(part, sample)) == index, entry
 
 
 def test_the_last_rule_matches_everything() -> None:
-    assert (rules()[-1].part, rules()[-1].pattern, rules()[-1].rating) == ("*", "*", "can")
+    assert (table().rule[-1].part, table().rule[-1].pattern, table().rule[-1].rating) == ("*", "*", "can")
 
 
 RATED = {
@@ -259,5 +259,5 @@ def test_a_library_without_a_file_of_its_own_is_not_compared() -> None:
 
 
 def test_every_pair_of_loaded_and_installed_library_has_a_reason_and_a_source() -> None:
-    for pair in pairs():
+    for pair in table().pair:
         assert pair.why and pair.source.startswith("https://"), pair

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from m5ws.environment.drift import rules
+from m5ws.environment.drift import table
 from m5ws.environment.nccl import rules as network
 from m5ws.environment.observe import container, hardware, native_libraries, variables
 from m5ws.training.runtime.facts import versions
@@ -18,7 +18,7 @@ def variable_list() -> str:
 
 
 def rule_table() -> str:
-    rows = [f"| {rule.part} | `{rule.pattern}` | {rule.rating} | {rule.why} |" for rule in rules()]
+    rows = [f"| {rule.part} | `{rule.pattern}` | {rule.rating} | {rule.why} |" for rule in table().rule]
     return "\n".join(["| part | names | rating | why |", "|---|---|---|---|", *rows])
 
 

@@ -13,7 +13,6 @@ def test_numbers_equal_the_set_of_added_numbers(added: list[int], end: int, orde
     found, wanted = Numbers(sorted(added) if ordered else added), set(added)
     for _ in range(2):
         assert list(found) == sorted(wanted) and len(found) == len(wanted)
-        assert found.last == max(wanted, default=None)
         assert [number in found for number in range(32)] == [number in wanted for number in range(32)]
         for number in range(32):
             assert found.up_to(number) == max((one for one in wanted if one <= number), default=None)

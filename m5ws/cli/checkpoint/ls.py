@@ -26,8 +26,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     """
     from m5ws.checkpoints import listing
 
-    repo = names.workspace(context).open_repository()
-    run_id = names.find_id(repo, run, "run")
+    _, repo, run_id = names.open_run(context, run)
     with progress.Bar() as bar:
         rows = listing.list_checkpoints(repo, run_id, bar)
     if as_json:

@@ -33,6 +33,13 @@ def workspace(context: click.Context) -> Workspace:
     return find(context.find_root().params.get("directory") or Path())
 
 
+def open_run(context: click.Context, run: str) -> "tuple[Workspace, Repository, str]":
+    """Return the workspace, its store, and the full id of a run. Raises as `workspace`, `find_id`."""
+    own = workspace(context)
+    repo = own.open_repository()
+    return own, repo, find_id(repo, run, "run")
+
+
 def find_runs(repo: "Repository", given: str) -> list[str]:
     """Return the id of a run, or the ids of a sweep's runs that have begun and are not removed.
 

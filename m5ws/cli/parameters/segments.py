@@ -78,11 +78,6 @@ def refuse_useless(context: click.Context) -> None:
         )
 
 
-def are_many(given: SegmentArguments) -> bool:
-    """Return True if each segment is replayed as a run of its own."""
-    return given["all_segments"] or given["sample"] is not None
-
-
 def select(repo: "Repository", run: str, given: SegmentArguments) -> "list[Segment]":
     """Return the selected segments of a run; none for the whole run. Raises UsageError."""
     from m5ws.reproduce import segments

@@ -1,7 +1,7 @@
 """The explanation of a divergence, as lines for a terminal."""
 
 from m5ws.cli.terminal import output
-from m5ws.records.explanation import Cause, Explanation, FirstDifference, TracedReplay
+from m5ws.records.explanation import Explanation, FirstDifference, TracedReplay
 from m5ws.records.run import Segment
 
 _SIDES = {
@@ -29,7 +29,8 @@ def format_explanation(explanation: Explanation) -> list[str]:
             explanation.place, ("first", "second") if explanation.between == "two replays" else ("original", "replayed")
         )
     for number, cause in enumerate(explanation.causes):
-        lines += _cause("cause" if not number else "and" if cause.certain else "or", cause)
+        head = "cause" if not number else "and" if cause.certain else "or"
+        lines += [f"  {head.ljust(9)} {cause}", *(f"            {fact}" for fact in cause.evidence)]
     for side in explanation.sides:
         name = side.replay or "not replayed"
         lines.append(f"  {side.side.ljust(9)} {name}: {side.problem or 'repeated its earlier result'}")
@@ -57,7 +58,3 @@ def _place(place: FirstDifference, sides: tuple[str, str]) -> list[str]:
         lines.append(f"  tensor    {place.tensor}")
     values = zip(sides, (place.original, place.replayed), strict=True)
     return lines + [f"  {side.ljust(9)} {'absent' if value is None else value}" for side, value in values]
-
-
-def _cause(head: str, cause: Cause) -> list[str]:
-    return [f"  {head.ljust(9)} {cause}", *(f"            {fact}" for fact in cause.evidence)]

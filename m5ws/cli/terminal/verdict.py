@@ -47,7 +47,9 @@ def format_verdict(verdict: Verdict) -> str:
     absent = [item for item in verdict.unequal if item.status == "not compared"]
     if verdict.not_compared or absent:
         lines += ["", "not compared:", *(f"  {describe(gap)}" for gap in verdict.not_compared), *_format_absent(absent)]
-    if verdict.changes and not _is_told(verdict):
+    # The reason already contains the only change, with both values.
+    is_told = verdict.first is not None and len(verdict.changes) == 1 and changes.is_named_whole(verdict.changes[0])
+    if verdict.changes and not is_told:
         lines += [
             "",
             "changed since the original:",
@@ -84,11 +86,6 @@ def _title(verdict: Verdict) -> str:
         until = f" up to step {end.step}" if end.step else ""
         return f"{verdict.outcome.upper()}{until} (the end of the original: {end.name})"
     return verdict.outcome.upper()
-
-
-def _is_told(verdict: Verdict) -> bool:
-    """Return True if the reason already contains the only change, with both values."""
-    return verdict.first is not None and len(verdict.changes) == 1 and changes.is_named_whole(verdict.changes[0])
 
 
 def _replays(verdict: Verdict) -> tuple[str, ...]:

@@ -127,7 +127,7 @@ def _owners(effective: "Facts") -> "Facts":
     from m5ws.environment.observe import distributions
 
     facts: Facts = {}
-    for pair in drift.pairs():
+    for pair in drift.table().pair:
         if files := effective.get(f"{drift.LOADED}{pair.loaded}"):
             paths = (Path(path.replace(ENVIRONMENT, sys.prefix, 1)) for path in _PATHS.split(files))
             owners = {distributions.owner(path, pair.installed) for path in paths}

@@ -4,7 +4,6 @@ A snapshot is published by its first annotation. The reference `snapshots/<id>/â
 snapshot names, so a visible snapshot is complete (promise 1).
 """
 
-import os
 from collections.abc import Iterator
 from posixpath import join
 
@@ -15,6 +14,7 @@ from m5ws.errors import NotFound
 from m5ws.records import sample_ids
 from m5ws.records.base import Digest
 from m5ws.records.snapshot import Annotation, Manifest, Snapshot
+from m5ws.records.tree import Entry
 from m5ws.repository import bindings, publishing
 from m5ws.repository.files import trees
 from m5ws.repository.gc_plans import RetryPolicy
@@ -41,18 +41,25 @@ def names_of(repo: Repository, snapshot_id: Digest, path: str) -> tuple[str, ...
     """Return `path`, and the path of each other file with the content of a file there, such as a followed link or a
     copy. Empty if the snapshot has no file at `path`.
     """
-    record = load(repo, snapshot_id)
-    files = [
-        (entry.name, entry.size_bytes, entry.digest)
-        for tree in set(record.trees.values())
-        for entry in trees.load(repo.objects, tree).entries
-    ]
-    for remote in record.remote:
-        listed = repo.objects.get_record(remote.manifest, Manifest).files
-        files += [(join(remote.folder, file.path), file.size_bytes, file.digest) for file in listed]
+    files = list_files(repo, load(repo, snapshot_id))
     wanted = {digest for name, _, digest in files if sample_ids.covers(path, name)}
     others = {name for name, size, digest in files if size and digest in wanted and not sample_ids.covers(path, name)}
     return (path, *sorted(others)) if wanted else ()
+
+
+def entries(repo: Repository, snapshot: Snapshot) -> list[Entry]:
+    """Return the files in all trees of a snapshot. Raises NotFound, CorruptObject."""
+    loaded = (trees.load(repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values()))
+    return [entry for tree in loaded for entry in tree.entries]
+
+
+def list_files(repo: Repository, snapshot: Snapshot) -> list[tuple[str, int, str]]:
+    """Return the path, the size and the digest of each file of a snapshot, also of files that stay in their remote."""
+    files = [(entry.name, entry.size_bytes, entry.digest) for entry in entries(repo, snapshot)]
+    for remote in snapshot.remote:
+        listed = repo.objects.get_record(remote.manifest, Manifest).files
+        files += [(join(remote.folder, file.path), file.size_bytes, file.digest) for file in listed]
+    return files
 
 
 def facts(snapshot: Snapshot, annotation: Annotation) -> SnapshotFacts:
@@ -127,16 +134,6 @@ def load(repo: Repository, snapshot_id: Digest) -> Snapshot:
     if not is_published(repo, snapshot_id):
         raise NotFound(f"no snapshot {snapshot_id}")
     return repo.objects.get_record(snapshot_id, Snapshot)
-
-
-def read_file(repo: Repository, snapshot: Snapshot, path: str) -> bytes | None:
-    """Return a file of a loaded snapshot by its path in the workspace; None if there is none, or a link."""
-    wanted = os.fsencode(os.path.normpath(path))
-    for tree in dict.fromkeys(snapshot.trees.values()):
-        for entry in trees.load(repo.objects, tree).entries:
-            if entry.path == wanted and entry.link is None:
-                return trees.read_file(repo.objects, entry)
-    return None
 
 
 def annotations(repo: Repository, snapshot_id: Digest) -> list[Annotation]:

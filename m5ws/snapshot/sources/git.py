@@ -60,7 +60,8 @@ class Git:
         with ThreadPoolExecutor(4, thread_name_prefix="m5ws-git") as pool:
             listing = self._listing(root, pool)
             facts = pool.submit(self._facts, root)
-            if not listing.files and not listing.nested and self._ignored(root):
+            is_empty = not listing.files and not listing.nested
+            if is_empty and self._run(root, "check-ignore", ".", accept=(0, 1)):
                 note = "git ignores the workspace: it was captured as a plain folder"
                 return _folder_state(root, (note,))
             notes = self._descend(root, listing, pool)
@@ -126,9 +127,6 @@ class Git:
     def _facts(self, root: Path) -> dict[str, str]:
         text = self._run(root, *_FACTS, accept=(0, 1)).decode("utf-8", "replace")
         return {key: value for key, _, value in (item.partition("\n") for item in text.split("\0") if item)}
-
-    def _ignored(self, root: Path) -> bool:
-        return bool(self._run(root, "check-ignore", ".", accept=(0, 1)))
 
     def _run(self, root: Path, *arguments: str, accept: tuple[int, ...] = (0,)) -> bytes:
         try:

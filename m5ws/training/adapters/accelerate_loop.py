@@ -79,7 +79,9 @@ class Batches:
     def begin(self, active: ActiveRank, model: Any, optimizer: Any, scheduler: Any, state: Mapping[str, Any]) -> None:
         """Begin the session, and restore the checkpoint to resume; collective."""
         _refuse(self._accelerator, self._loader)
-        self._training = training = Training(active, self._counters)
+        self._training = training = Training(
+            active, lambda: {"step": self.step, "epoch": self.epoch, "done": self._done}
+        )
         scaler = self._accelerator.scaler
         is_over = training.begin(
             model,
@@ -130,9 +132,6 @@ class Batches:
                 return
             if training is not None:
                 training.before_read()
-
-    def _counters(self) -> dict[str, int]:
-        return {"step": self.step, "epoch": self.epoch, "done": self._done}
 
 
 def _refuse(accelerator: Any, loader: Any) -> None:

@@ -51,16 +51,12 @@ def _reload(name: str, item: Any, state: Plain, kept: Mapping[int, object]) -> N
             f"{name} does not accept the state that it returns: {error!r}",
             hint=f"A resume needs a load_state_dict of {name} that accepts the result of its state_dict.",
         ) from error
-    if not _equal(restored, state):
+    # As bytes: NaN is not equal to itself.
+    if codec.encode_plain(restored) != codec.encode_plain(state):
         raise StateError(
             f"the state_dict of {name} is different after load_state_dict",
             hint="After load_state_dict(state), state_dict() must return an equal state.",
         )
-
-
-def _equal(a: Plain, b: Plain) -> bool:
-    # As bytes: NaN is not equal to itself.
-    return codec.encode_plain(a) == codec.encode_plain(b)
 
 
 def _is_small(item: object, known: Iterable[int]) -> bool:
