@@ -186,14 +186,19 @@ class _Cuts:
         return client.describe_jobs(jobs=[listed["jobId"]])["jobs"][0]
 
     def _judge_resume(self, run: str, attempt: int, resume: str | None) -> None:
-        """An attempt begins at the last checkpoint that was published before it began."""
+        """An attempt begins at the last checkpoint, and no checkpoint is missing that is older than its job.
+
+        Agents plan their attempt some seconds before they publish its start. A region that comes back in these seconds
+        may still publish a checkpoint, which is fenced then.
+        """
         inherits = checkpoints.inherited(self.repo, run, attempt)
         assert resume == max(inherits, default=None)
         began_s = min(stat.modified_s for stat in self.repo.store.list(f"runs/{run}/ledger/{attempt:04d}/"))
+        job_s = max(job.created_s for job in jobs.of_run(self.repo, run) if job.created_s <= began_s)
         for stat in self.repo.store.list(f"runs/{run}/checkpoints/"):
             name = stat.key.rpartition("/")[2]
-            # The server's times are whole seconds.
-            if checkpoints.attempt_of(name) == attempt - 1 and stat.modified_s < began_s - 1:
+            # The server's times are whole seconds. Checkpoints of earlier attempts may have been fenced before.
+            if checkpoints.attempt_of(name) == attempt - 1 and stat.modified_s < job_s - 1:
                 assert name in inherits
 
     def row(self) -> str:
