@@ -53,9 +53,10 @@ def test_the_file_has_each_byte_of_several_killed_processes_once(tmp_path: Path)
         expected[bucket or "-", here or "-", "read"] += read
         expected[bucket or "-", here or "-", "written"] += written
     counted: Counter[tuple[str, str, str]] = Counter()
-    for bucket, here, read, written in (line.split() for line in file.read_text().splitlines()):
-        counted[bucket, here, "read"] += int(read)
-        counted[bucket, here, "written"] += int(written)
+    for line in file.read_text().splitlines():
+        region, place, *sizes = line.split()
+        for kind, size_bytes in zip(("read", "written"), sizes, strict=True):
+            counted[region, place, kind] += int(size_bytes)
     assert counted == expected
 
 
