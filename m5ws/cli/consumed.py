@@ -101,7 +101,9 @@ def _everywhere(context: click.Context, path: str, as_json: bool) -> int:
     for found in unknown:
         output.echo(f"run {found.run}: not known", *(f"  {line}" for line in found.unknown))
     others = len(every) - len(seen) - len(unknown)
-    output.print_note(f"{lists.count(others, 'other run')} consumed no sample of {query.file}")
+    output.print_note(
+        f"{lists.count(others, 'other run')} consumed no sample of {query.file} from the loader of the session"
+    )
     return 0 if seen else _ABSENT
 
 
@@ -112,5 +114,5 @@ def _steps(found: "Consumption") -> Iterator[str]:
         epoch = f", epoch {each.epoch}" if each.epoch is not None else ""
         yield f"{steps}{of}: {each.source}{epoch}, {lists.count(each.samples, 'sample')}"
     if not found.steps and not found.unknown:
-        yield "no step consumed it"
+        yield "no step consumed it from the loader of the session"
     yield from (f"not known: {line}" for line in found.unknown)

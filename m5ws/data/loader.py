@@ -22,11 +22,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data import Dataset as MapDataset
 
+from m5ws.data.counting import Home
+from m5ws.data.kept import KeptFiles
 from m5ws.data.planner import Batch, Measure, Planner
 from m5ws.data.source import Shards, Source
 from m5ws.data.stream import Stream
 from m5ws.errors import UsageError
 from m5ws.records import sample_ids
+from m5ws.records.ledger import OtherLoader
 from m5ws.records.sample_ids import Range, format_ranges
 from m5ws.training.runtime import context
 
@@ -79,11 +82,11 @@ class Loader:
         if batch_size < 1 or batch_size % self.world:
             raise UsageError(f"batch_size={batch_size} is of all ranks together, and there are {self.world} ranks")
         self._without = tuple(without if without is not None else () if spec is None else spec.without)
-        folder = Path(cache) if cache is not None else _cache(active) or self._make_folder()
+        root, limit = (Path(cache), None) if cache is not None else _cache(active) or (self._make_folder(), None)
         # Only a run pins its code and arguments. Ranks of a node share the lengths, and so does a resume.
-        measured = folder / f"run-{active.context.run}" if active is not None else self._make_folder()
+        own = (root, limit, f"run-{active.context.run}/") if active is not None else (self._make_folder(),)
         listed = [sources] if isinstance(sources, Source) else list(sources)
-        streams = [self._open(item, folder, measured) for item in listed]
+        streams = [self._open(item, KeptFiles(root, limit), KeptFiles(*own)) for item in listed]
         if len({stream.shards.name for stream in streams}) < len(streams):
             raise UsageError("two sources of a loader have one name", hint="Name each source: Source(name=…).")
         if steps_per_epoch is None and len(streams) == 1 and not streams[0].shards.measures:
@@ -99,6 +102,8 @@ class Loader:
         self._state = self._plan.position()
         self._inner: Iterator[Any] | None = None
         self._consumed: dict[str, list[Range]] = {}
+        self._is_recorded = False
+        """True if a session records the samples, or if the run has an event that no session does."""
 
     # --- batches
 
@@ -110,6 +115,9 @@ class Loader:
             self.epoch += 1
             raise StopIteration
         if self._inner is None:
+            if not self._is_recorded and (active := context.active()) is not None:
+                self._is_recorded = True
+                active.emit(OtherLoader, datasets=tuple(stream.shards.dataset.name for stream in self._plan.streams))
             # The workers are forked before the threads start.
             plans: Any = self._plan.plans(self._threads)
             generator = torch.Generator().manual_seed(self.seed % 2**63)
@@ -169,8 +177,9 @@ class Loader:
     def description(self, put: Callable[[bytes], str]) -> dict[str, Any]:
         """Return all that the positions depend on, as plain data. `put` stores an index and returns its digest.
 
-        `m5ws.data.order.sources_of` reads it.
+        `m5ws.data.order.sources_of` reads it. Whoever has it records the samples of this loader.
         """
+        self._is_recorded = True
         return {
             "seed": self.seed,
             "batch_size": self.batch_size,
@@ -192,13 +201,15 @@ class Loader:
 
     # --- surroundings
 
-    def _open(self, source: Source, folder: Path, measured: Path) -> Stream:
-        dataset = source.dataset
-        if isinstance(dataset, str):
-            from m5ws.data.pinned import open_dataset
+    def _open(self, source: Source, kept: KeptFiles, measured: KeptFiles) -> Stream:
+        from m5ws.data.pinned import PinnedDataset, open_dataset
 
+        dataset, active, home = source.dataset, context.active(), None
+        if isinstance(dataset, str):
             dataset = open_dataset(dataset)
-        shards = Shards(source, dataset, folder, measured, self.seed)
+        if active is not None and isinstance(dataset, PinnedDataset) and dataset.is_remote:
+            home = Home(active.repo, self.rank / self.world, [file.size_bytes for file in dataset.files])
+        shards = Shards(source, dataset, kept, measured, self.seed, home)
         left_out = {
             number
             for number, path in enumerate(shards.index.files)
@@ -272,10 +283,12 @@ def _remove(folder: str, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cache(active: Any) -> Path | None:
-    """Return the folder of indexes and lengths in the run's cache, if there is one."""
-    cache = active.context.files or active.context.copies if active is not None else ""
-    return Path(cache) / "samples" if cache else None
+def _cache(active: context.ActiveRank | None) -> tuple[Path, int] | None:
+    """Return the directory of the run's cache and its limit in bytes, if there is one."""
+    if active is None or not (active.context.files or active.context.copies):
+        return None
+    orders = active.context
+    return (Path(orders.files), orders.files_bytes) if orders.files else (Path(orders.copies), orders.copies_bytes)
 
 
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:

@@ -46,6 +46,11 @@ class PinnedDataset:
         self.files = tuple(files)
         self._place = place
 
+    @property
+    def is_remote(self) -> bool:
+        """True if the files stay in a remote, and each is verified when it is fetched."""
+        return not isinstance(self._place, Path)
+
     def fetch(self, index: int) -> Path:
         """Return the path of a file whose bytes are verified, after a download if necessary.
 

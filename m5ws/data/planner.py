@@ -25,7 +25,9 @@ from m5ws.errors import M5Error
 from m5ws.records.sample_ids import Range
 
 _AHEAD = 2
-"""Windows whose files are fetched ahead, from the window that is read on."""
+"""Windows whose files are fetched ahead, from the window that is read on. All ranks need all files of a window, but for
+a batch that is wider than a window: then the files of this rank's part are fetched.
+"""
 
 
 class Batch(NamedTuple):
@@ -58,6 +60,7 @@ class Planner:
         self._weights = _integers([stream.shards.source.weight for stream in streams])
         self._start, self._size = rank * batch_size // world, batch_size // world
         self._orders = [_order(stream) for stream in streams]
+        self._by_sample = [_is_wide(stream, batch_size) for stream in streams]
         self._ahead: _Ahead | None = None
         self.samples = 0
         """Samples planned by now, of all ranks."""
@@ -71,6 +74,8 @@ class Planner:
         try:
             while True:
                 for number, stream in enumerate(self.streams):
+                    if self._by_sample[number]:
+                        continue
                     coming = [file for window in islice(stream.upcoming(), _AHEAD) for file in window]
                     files = [file for file in coming if file not in announced[number]]
                     for file in files:
@@ -79,6 +84,9 @@ class Planner:
                         yield from (Measure(number, file) for file in files)
                     announced[number] = set(coming)
                 samples, ranges = self.choose()
+                for source, file in {(source, piece.file) for source, pieces in samples for piece in pieces}:
+                    if self._by_sample[source]:
+                        ahead.put(partial(self.streams[source].shards.fetch, file))
                 self.after.append(_After(self.position(), ranges))
                 yield Batch(samples)
         finally:
@@ -179,6 +187,12 @@ class _Ahead:
         while (fetch := self._work.get()) is not None and not self._closed:
             with suppress(M5Error, OSError):
                 fetch()
+
+
+def _is_wide(stream: Stream, batch_size: int) -> bool:
+    """Return True if a batch is wider than a window: then a rank needs a part of the window's files alone."""
+    files = len(stream.shards.index.counts)
+    return not stream.shards.measures and stream.order.samples * stream.shards.source.window < batch_size * files
 
 
 def _order(stream: Stream) -> str:

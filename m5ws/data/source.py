@@ -5,9 +5,7 @@ Invariant: a sample is a function of the files, the seed, the epoch, its file an
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,14 +13,14 @@ import blake3
 import msgspec
 import numpy as np
 
+from m5ws.data import counting
+from m5ws.data.counting import Home
 from m5ws.data.formats import FORMATS, BadFile, Cut, Options, Reader
+from m5ws.data.kept import KeptFiles
 from m5ws.data.order import Array, Index
 from m5ws.data.recent import Recent
 from m5ws.errors import UsageError
-from m5ws.filesystem import write_atomically
-from m5ws.store.cache.limit import alone
 
-_COUNTING_THREADS = 8
 _KEPT_DOCUMENTS = 64
 
 
@@ -102,12 +100,21 @@ class Piece(NamedTuple):
 
 
 class Shards:
-    """The files with samples of a source. `folder` keeps the index, and `measured` the lengths. Picklable.
+    """The files with samples of a source. `kept` keeps the index, and `measured` the lengths. Picklable.
 
-    Lengths depend on functions, whose results no digest covers: so `measured` belongs to one run, or to one loader.
+    `home` has the counts of a dataset that stays in its remote. Lengths depend on functions, whose results no digest
+    covers: so `measured` belongs to one run, or to one loader.
     """
 
-    def __init__(self, source: Source, dataset: Dataset, folder: Path, measured: Path, seed: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        dataset: Dataset,
+        kept: KeptFiles,
+        measured: KeptFiles,
+        seed: int,
+        home: Home | None = None,
+    ) -> None:
         self.source, self.dataset, self.seed = source, dataset, seed
         self.name = source.name or dataset.name.rpartition("/")[2]
         self.format = source.format or _find_format(dataset)
@@ -118,13 +125,12 @@ class Shards:
         cut = Cut(source.length, source.extra) if source.length is not None and not source.pack else None
         self._options = Options(cut, None if source.columns is None else tuple(source.columns))
         self._numbers, self._beside = _find_files(dataset, self.format)
-        key = blake3.blake3(
-            msgspec.json.encode((dataset.digest, dataset.name, self.format, self._options))
-        ).hexdigest()[:32]
-        self._measured = measured / f"{key}-{self.name}"
+        reading = _key(self.format, self._options, counting.PARTS)
+        key = _key(dataset.digest, dataset.name, reading)
+        self._measured, self._name = measured, _key(key, self.name)
         if self.measures:
-            _refuse_other_functions(self._measured, source, self.name)
-        self.index = self._load_index(folder / f"{key}.index")
+            _refuse_other_functions((measured.folder, self._name), source, self.name)
+        self.index = Index.decode(kept.get(f"{key}.index", lambda: self._count(home, reading).encode()))
         self.digest = blake3.blake3(msgspec.json.encode((self.index.counts, self.index.files))).hexdigest()
         """Of the files and their numbers of samples."""
         self._readers: Recent[Reader] = Recent(2 * source.window + 2)
@@ -193,13 +199,8 @@ class Shards:
         return self._documents.get((file, row), make)
 
     def _load_lengths(self, file: int) -> Array:
-        path = self._measured / f"{file}.npy"
-        if not path.exists():
-            self._measured.mkdir(parents=True, exist_ok=True)
-            with alone(self._measured, str(file), inf):
-                if not path.exists():
-                    write_atomically(path, self._measure(file).tobytes())
-        return np.fromfile(path, np.int32)
+        content = self._measured.get(f"{self._name}/{file}", lambda: self._measure(file).tobytes())
+        return np.frombuffer(content, np.int32)
 
     def _measure(self, file: int) -> Array:
         source, reader = self.source, self._open(file)
@@ -214,31 +215,26 @@ class Shards:
                 lengths[row] = len(reader[row] if source.tokens is None else source.tokens(reader[row]))
         return lengths
 
-    def _load_index(self, path: Path) -> Index:
-        """Return the index, from its file or by counting the samples in each file of the data set."""
-        if path.exists():
-            return Index.decode(path.read_bytes())
-        names = tuple(self.dataset.files[number].path for number in self._numbers)
-        with ThreadPoolExecutor(_COUNTING_THREADS) as threads:
-            index = Index(names, tuple(threads.map(self._count, range(len(names)))))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, index.encode())
-        return index
+    def _count(self, home: Home | None, reading: str) -> Index:
+        """Return the index, by the counts in the store or by counting the samples in each file."""
+        if FORMATS[self.format].single:
+            counts: tuple[int, ...] = (1,) * len(self._numbers)
+        else:
+            counts = counting.count(home, self.dataset.digest, reading, self._numbers, self._count_file)
+        return Index(tuple(self.dataset.files[number].path for number in self._numbers), counts)
 
-    def _count(self, file: int) -> int:
+    def _count_file(self, file: int) -> int:
         known, beside = FORMATS[self.format], self._beside.get(file)
-        if known.single:
-            return 1
         if known.count_beside is not None and beside is not None:
             return known.count_beside(self.dataset.fetch(beside), self._options)
         return len(self._read_file(file))
 
 
-_measuring: dict[Path, tuple[Any, ...]] = {}
-"""The functions that measure the lengths in a folder, of all loaders of this process."""
+_measuring: dict[tuple[Path, str], tuple[Any, ...]] = {}
+"""The functions that measure lengths, by the folder and the name of the lengths, of all loaders of this process."""
 
 
-def _refuse_other_functions(measured: Path, source: Source, name: str) -> None:
+def _refuse_other_functions(measured: tuple[Path, str], source: Source, name: str) -> None:
     """Raise UsageError if another loader of this process measures the same files by other functions."""
     functions = (source.pack, source.keep, source.tokens)
     if _measuring.setdefault(measured, functions) != functions:
@@ -246,6 +242,10 @@ def _refuse_other_functions(measured: Path, source: Source, name: str) -> None:
             f"two loaders measure the source {name} with different pack, keep or tokens",
             hint="Name each source: Source(name=…). A loader that is made again needs the same function objects.",
         )
+
+
+def _key(*parts: Any) -> str:
+    return blake3.blake3(msgspec.json.encode(parts)).hexdigest()[:32]
 
 
 def _find_format(dataset: Dataset) -> str:

@@ -75,7 +75,7 @@ def decode(data: bytes, kind: type[R], name: str = "record") -> R:
     `name` is for the message.
     """
     if _is_sealed(kind):
-        data = _unsealed(data, name)
+        data = unsealed(data, name)
     try:
         record: R = _decoder(kind).decode(data)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
@@ -118,7 +118,8 @@ def _is_sealed(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, SealedRecord)
 
 
-def _unsealed(data: bytes, name: str) -> bytes:
+def unsealed(data: bytes, name: str) -> bytes:
+    """Return the bytes that were `sealed`. Raises CorruptObject with `name`."""
     record, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     if blake3.blake3(record).digest() != seal:
         raise CorruptObject(

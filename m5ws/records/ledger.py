@@ -86,6 +86,12 @@ class DataOrder(Event, tag="data-order", frozen=True, kw_only=True):
     indexes: dict[Digest, bytes] = {}
 
 
+class OtherLoader(Event, tag="other-loader", frozen=True, kw_only=True):
+    """A rank reads `datasets` by a loader of `m5ws.data` whose samples no step records: it is not the session's."""
+
+    datasets: tuple[str, ...]
+
+
 class State(Event, tag="state", frozen=True, kw_only=True):
     """Fingerprints after `step` (0: before the first).
 
@@ -290,6 +296,7 @@ AnyEvent = (
     | RankStarted
     | Step
     | DataOrder
+    | OtherLoader
     | State
     | CheckpointPublished
     | OutputsStored

@@ -29,6 +29,7 @@ from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.removal import Removal
 from m5ws.records.run import Run
+from m5ws.records.sample_counts import SampleCounts
 from m5ws.records.snapshot import Annotation
 from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
@@ -57,6 +58,7 @@ KEYS: tuple[tuple[str, type[Record], Mapping[str, str]], ...] = (
     ("cancels/<run>/<time>-<nonce>", Cancel, {}),
     ("canaries/<snapshot>/<kind>/<time>-<nonce>", Canary, {}),
     ("known/<kind>/<time>-<tag>", Known, {}),
+    ("samples/<dataset>/<reading>-<part>", SampleCounts, {}),
     ("logs/<run>/<attempt>-<node>-<number>", LogPart, {}),
     ("incidents/<run>/<attempt>", Incident, {}),
     ("pins/<run>/<step>-<attempt>", Checkpoint, {}),

@@ -193,10 +193,17 @@ class _Search:
                 yield from self._of_step(step)
             if not self._is_known(ranked) and (self._query.match is None or self._is_pinned):
                 first, last = first or number, number
+        for dataset in sorted(filter(self._concerns, self._history.unrecorded)):
+            self.unknown.append(f"run {self._run.id} reads {dataset} by another loader, which records no samples")
         if first:
             self.unknown.append(f"steps {first}-{last} of run {self._run.id} do not record their samples")
         elif self._history.last_step == 0 and self._run.begin == begin and self._history.attempt:
             self.unknown.append(f"run {self._run.id} has no recorded step")
+
+    def _concerns(self, dataset: str) -> bool:
+        """Return True if a dataset may have samples of the query."""
+        covers = sample_ids.covers
+        return not self._paths or any(covers(path, dataset) or covers(dataset, path) for path in self._paths)
 
     def _is_known(self, ranked: list[Step]) -> bool:
         """Return True if a step's samples are recorded so that the query can be compared with them."""

@@ -22,6 +22,7 @@ from m5ws.records.ledger import (
     DataOrder,
     Notice,
     Observation,
+    OtherLoader,
     OutputsStored,
     RankStarted,
     ScriptEnded,
@@ -37,6 +38,9 @@ from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.runs import recorded_steps
 from m5ws.runs.recorded_steps import JoinedSeries, LiveSeries, R, RecordedChain, SeriesRange
+
+_OTHER_LOADER = b"other-loader"
+"""Text in each stored event of the type `OtherLoader`."""
 
 
 class History(msgspec.Struct, kw_only=True):
@@ -67,6 +71,8 @@ class History(msgspec.Struct, kw_only=True):
     threads: dict[int, list[tuple[int, str]]] = {}
     orders: dict[int, DataOrder] = {}
     """The order of the samples of each attempt that recorded one."""
+    unrecorded: set[str] = set()
+    """The datasets that a rank read by another loader than its session's."""
     outcome: str | None = None
     reason: EndReason | None = None
     logged: bool = True
@@ -103,7 +109,7 @@ class History(msgspec.Struct, kw_only=True):
         """Whether the script uses a session, which records the state that decides."""
         return self.by_steps and not self.observed
 
-    def add(self, rank: str, event: AnyEvent) -> None:  # noqa: C901  one case for each kind of event
+    def add(self, rank: str, event: AnyEvent) -> None:  # noqa: C901, PLR0912  one case for each kind of event
         """Take in one event of `rank`, in that rank's order."""
         is_counted: bool = self.counts(event)
         match event:
@@ -133,6 +139,8 @@ class History(msgspec.Struct, kw_only=True):
                 self.unread.update(event.unread)
             case DataOrder():
                 self.orders[self.attempt] = event
+            case OtherLoader():
+                self.unrecorded.update(event.datasets)
             case AttemptEnded():
                 self.logged = event.logged or self.attempt > 1  # an earlier attempt may have logged
                 self.outcome, self.reason = event.outcome, event.reason
@@ -239,7 +247,7 @@ def load(
     """Return the history of a run, or of attempts before `before_attempt`. Raises CorruptObject if a chain is broken.
 
     `folded` becomes the history's.
-    `ranks`: the ranks whose events are read besides the events of nodes; None for all.
+    `ranks`: the ranks whose events are read besides the events of nodes, and other loaders; None for all.
     Each chain is read and checked once here; steps and states are read again when they are needed.
     """
     history = History(folded=folded)
@@ -268,10 +276,16 @@ def _read(repo: Repository, run: str, attempt: int, history: History, ranks: Col
         order = Order(attempt, node, f"runs/{run}/ledger/{attempt:04d}/{node}")
         for batch in ledger.read(repo, run, attempt, node):
             chain.note(batch)
-            for origin, raw in ledger.stored_events(batch, origins):
+            for origin, raw in ledger.stored_events(batch):
+                is_chosen = origins is None or origin in origins
+                if not is_chosen and _OTHER_LOADER not in bytes(raw):
+                    continue
                 event = ledger.decode_event(raw)
                 order.take(origin, event)
-                heads.add(origin, bytes(raw))
+                if is_chosen:
+                    heads.add(origin, bytes(raw))
+                elif not isinstance(event, OtherLoader):
+                    continue
                 if origin != NODE and history.counts(event):
                     _note(history, chain, origin, batch.seq, event)
                 elif not isinstance(event, Step | State):

@@ -16,6 +16,7 @@ from m5ws.data import Loader, Source
 from m5ws.data.formats import BadFile
 from m5ws.data.order import sources_of
 from m5ws.errors import UsageError
+from m5ws.records.ledger import OtherLoader
 from tests.datasets import mixture, written
 from tests.datasets.written import Folder
 from tests.support.records.samples import samples_at
@@ -271,12 +272,15 @@ def test_loaders_with_other_functions_never_share_lengths(tmp_path: Path, monkey
         return {sample["id"] for batch in itertools.islice(_loader(source, cache), 4) for sample in batch}
 
     assert [read(at, tmp_path / "cache") for at in (0, 1)] == [{0, 2, 4, 6}, {1, 3, 5, 7}]
-    run = SimpleNamespace(run="r1", spec=None, files=str(tmp_path / "node"), copies="")
-    monkeypatch.setattr("m5ws.training.runtime.context._active", SimpleNamespace(context=run, rank=0, world=1))
+    run = SimpleNamespace(run="r1", spec=None, files=str(tmp_path / "node"), files_bytes=10**6, copies="")
+    events = list[Any]()
+    active = SimpleNamespace(context=run, rank=0, world=1, emit=lambda kind, **fields: events.append((kind, fields)))
+    monkeypatch.setattr("m5ws.training.runtime.context._active", active)
     assert read(0, None) == {0, 2, 4, 6}
     with pytest.raises(UsageError, match="two loaders measure the source web with different"):
         read(1, None)
     assert read(1, None, "evaluation") == {1, 3, 5, 7}
+    assert events == [(OtherLoader, {"datasets": ("data/web",)})] * 2, "a loader without a session is reported once"
     run.run = "r2"
     assert read(1, None) == {1, 3, 5, 7}
 

@@ -1,5 +1,6 @@
 """Data sets of each format in a folder, written without the loader, and an open data set of such a folder."""
 
+import hashlib
 import io
 import json
 import tarfile
@@ -8,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from m5ws.data import pinned
+from m5ws.data.pinned import PinnedDataset
+from m5ws.data.remote import RemoteFiles
+from m5ws.records.snapshot import Manifest, ManifestFile, RemoteDataset
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,23 @@ class Folder:
 
     def fetch(self, index: int) -> Path:
         return self.root / self.files[index].path
+
+
+def remote(root: Path, name: str, node: str) -> PinnedDataset:
+    """Return the files of a folder as a data set in a remote, which a node reads through a cache of its own."""
+    files = []
+    for path in sorted((root / name).iterdir()):
+        body = path.read_bytes()
+        digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
+        place = root / "remote" / digest[:2] / digest[2:]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(body)
+        files.append(ManifestFile(path=path.name, size_bytes=len(body), digest=f"md5:{digest}"))
+    place_of_all = RemoteDataset(
+        name="data/web", kind="dvc", url=str(root / "remote"), manifest="d" * 64, size_bytes=1, files=len(files),
+        hash="1.dir",
+    )  # fmt: skip
+    return pinned.of_remote(RemoteFiles(place_of_all, Manifest(files=tuple(files)), root / node, 10**8), "data/web")
 
 
 def write_megatron(folder: Path, shards: list[list[np.ndarray[Any, Any]]]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from m5ws.data.order import SourceOrder, sources_of
 from m5ws.records.ledger import Step
 from m5ws.records.sample_ids import parse_ranges
 from tests.support.records.samples import samples_at
+from tests.support.workspace.checkouts import commit_all
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 _FILES, _ROWS, _BATCH, _STEPS = 6, 4, 4, 8
@@ -117,7 +119,7 @@ def test_a_recalled_document_is_found_in_all_runs_and_a_fork_as_printed_never_re
     kept = [sample for sample in original if sample[1] != recalled]
     assert len(kept) < len(original) and forked[: len(kept)] == kept
     shown = workspace.m5ws("consumed", fork["id"], "--file", path, expect=1).stdout
-    assert "no step consumed it" in shown
+    assert "no step consumed it from the loader of the session" in shown
     again = workspace.json("consumed", "--everywhere", path)
     assert fork["id"] in again["not_consumed"] and len(again["consumed"]) == 2
     # A fork inherits the steps of its parent up to the fork.
@@ -138,8 +140,41 @@ def test_a_step_records_its_samples_in_less_than_100_bytes(trained: tuple[Worksp
 
     workspace, runs = trained
     assert max(size(step.samples) for step in workspace.history(runs[0]).steps[0].values()) < 100
-    mixture = dict.fromkeys(("web", "code"), "3:123456789-123457301")
-    assert size(mixture) < 100 and parse_ranges(mixture["web"]) == [(3, 123456789, 123457301)]
+    mixture = dict.fromkeys(("web", "code", "books"), "3:9876543210-9876543722")
+    assert size(mixture) < 100 and parse_ranges(mixture["web"]) == [(3, 9876543210, 9876543722)]
+
+
+def test_copies_of_a_file_that_git_tracks_are_one_document_for_match_and_without(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "reading.py", trainer="python", nproc=1)
+    workspace.edit("train.py", 'dataset="data/docs"', 'dataset="corpus"')
+    (workspace.root / "corpus").mkdir()
+    for file in range(_FILES):
+        lines = [json.dumps({"value": file * _ROWS + row}) for row in range(_ROWS)]
+        (workspace.root / "corpus" / f"part-{file}.jsonl").write_text("\n".join(lines) + "\n")
+    twins = [workspace.root / "corpus" / f"part-{file}.jsonl" for file in (1, 4)]
+    twins[1].write_bytes(twins[0].read_bytes())
+    commit_all(workspace.root)
+    # The order of this seed begins with other files.
+    run = workspace.train("--seed", "5", "--checkpoint-every", "1")
+    (order,) = workspace.history(run).orders.values()
+    source = sources_of(order.description, order.indexes.__getitem__)["corpus"]
+
+    def paths(run: str) -> dict[int, set[str]]:
+        steps = workspace.history(run).steps[0]
+        return {
+            number: {one[1] for one in samples_at(source, step.samples["corpus"])} for number, step in steps.items()
+        }
+
+    copies = {path.name for path in twins}
+    expected = {step for step, read in paths(run).items() if read & copies}
+    assert expected and min(expected) > 1
+    digest = blake3(twins[0].read_bytes()).hexdigest()
+    for query in (f"--match={digest}", "--file=corpus/part-1.jsonl", "--file=corpus/part-4.jsonl"):
+        assert _steps_of(workspace.json("consumed", run, query)).keys() == expected
+    (found,) = workspace.json("consumed", "--everywhere", "corpus/part-4.jsonl")["consumed"]
+    workspace.m5ws(*shlex.split(found["command"])[1:], "--name", "without")
+    assert workspace.json("show", "without")["run"]["spec"]["without"] == ["corpus/part-4.jsonl", "corpus/part-1.jsonl"]
+    assert not copies.intersection(*map(set, paths(workspace.json("show", "without")["run"]["id"]).values()))
 
 
 _UNRELATED = """

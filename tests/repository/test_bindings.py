@@ -177,6 +177,8 @@ READERS: dict[str, Callable[[World, str], Commands]] = {
     "canaries/<snapshot>/<kind>/<time>-<nonce>": lambda *_: [("canary", "history")],
     # `preflight` alone reads them, with processes that compute for a second.
     "known/<kind>/<time>-<tag>": lambda *_: [],
+    # Loaders alone read them, in the ranks of a run.
+    "samples/<dataset>/<reading>-<part>": lambda *_: [],
     "logs/<run>/<attempt>-<node>-<number>": lambda _, key: [("logs", key.split("/")[1], "--attempt", "1")],
     "incidents/<run>/<attempt>": lambda world, key: _of_note(world, key)[1:],
     "pins/<run>/<step>-<attempt>": _of_pin,

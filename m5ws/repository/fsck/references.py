@@ -22,6 +22,7 @@ from m5ws.records.note import Note
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.removal import Removal
 from m5ws.records.run import Run
+from m5ws.records.sample_counts import SAMPLES, SampleCounts
 from m5ws.records.snapshot import Annotation, Snapshot
 from m5ws.records.store import Format
 from m5ws.records.summary import AttemptSummary
@@ -110,7 +111,8 @@ class References:
             (LOGS, LogPart),
             (INCIDENTS, Incident),
         )
-        for prefix, kind in (*small, (known.PREFIX, Known), (canaries.PREFIX, Canary)):
+        of_none = ((known.PREFIX, Known), (canaries.PREFIX, Canary), (SAMPLES, SampleCounts))
+        for prefix, kind in (*small, *of_none):
             tasks += [partial(self._small, prefix, name, kind) for name in names(prefix)]
         self._removed = removals.removed_runs(self._repo)
         # A copy publishes the removal before the run. An interrupted copy leaves a removal without a run.
@@ -219,8 +221,8 @@ class References:
                     self._add("foreign", f"runs/{run_id}/{folder}/{name}", FOREIGN)
 
     def _small(self, prefix: str, name: str, kind: type[Record]) -> None:
-        """Check the records of one kind about a run, or about a kind of machine."""
-        is_of_run = kind not in (Known, Canary)
+        """Check the records of one kind about a run, a kind of machine, or a dataset."""
+        is_of_run = kind not in (Known, Canary, SampleCounts)
         # A job may be about a snapshot.
         if is_of_run and name not in self.runs and not (kind is Job and name in self.snapshots):
             self._add("dangling", f"{prefix}{name}", f"run {name} does not exist")

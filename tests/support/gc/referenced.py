@@ -20,6 +20,7 @@ from m5ws.records.outputs import OutputFiles
 from m5ws.records.reasons import JointReason
 from m5ws.records.removal import Removal
 from m5ws.records.run import LaunchSpec, Run
+from m5ws.records.sample_counts import SAMPLES, SampleCounts
 from m5ws.records.verdict import JointVerdict, Outcome, Verdict
 from m5ws.repository import bindings, reindex, removals
 from m5ws.repository import gc_plans as plans
@@ -147,6 +148,8 @@ def _fill(repo: Repository, root: Path) -> None:
             canaries.publish(repo, canary)
             arithmetic = Known(kind=name, host="n1", facts={}, digests={"cpu": "0" * 64}, created_s=when)
             known.publish(repo, arithmetic)
+            counted = f"{SAMPLES}{runs.load(repo, name).snapshot}/r-{when:.0f}"
+            bindings.create(repo.store, counted, SampleCounts(counts=(1, 2)))
             jobs.cancel(repo, Cancel(run=name, attempt=0, jobs=(job.name,), created_s=when))
         for number in range(2):
             _copy(repo, runs.load(repo, name), number)
