@@ -236,7 +236,7 @@ def _states(repo: Repository, run: str) -> dict[tuple[str, int], object]:
 
 
 def test_cut_regions_leave_the_bits_of_an_undisturbed_run(make: Callable[[int], Workspace], queue: Queue) -> None:
-    cuts = _Cuts(make(2), 2, queue, seed=48, steps=24)
+    cuts = _Cuts(make(1), 1, queue, seed=48, steps=24)
     cuts.run(2)
     print(cuts.row())
 
