@@ -13,6 +13,7 @@ from m5ws.config.settings import BatchCluster, HostsCluster, Settings
 from m5ws.engines import submission
 from m5ws.engines.interface import NodeOutput
 from m5ws.engines.submission import Submission
+from m5ws.engines.task_files import TaskFile
 from m5ws.errors import M5Error, UsageError
 from m5ws.library import actions, crossings
 from m5ws.library.crossings import Crossing
@@ -26,7 +27,7 @@ from m5ws.workspace import Workspace
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted job without its settings, and its id in the engine."""
+    """A submitted job without its settings, and its id in the engine, or the command that submits its file."""
 
     job: Job
     id: str
@@ -46,6 +47,9 @@ class Cluster:
             store = msgspec.structs.replace(self._settings.store, cache=self._own.cache)
             self._settings = msgspec.structs.replace(self._settings, store=store)
         self._engine = submission.engine_of(self._own)
+        if isinstance(self._engine, TaskFile):
+            # No snapshot captures a file in this folder.
+            self._engine = msgspec.structs.replace(self._engine, folder=workspace.home / "jobs")
         _refuse_private_store(workspace, self._own.shared, name)
 
     @property

@@ -6,8 +6,8 @@ their servers reported.
 
 import msgspec
 
+from m5ws.config.settings import Cluster
 from m5ws.data import prefetching
-from m5ws.engines.submission import Cluster
 from m5ws.records.run import Run
 from m5ws.repository.references import checkpoints, snapshots
 from m5ws.repository.repository import Repository

@@ -4,7 +4,7 @@ from typing import Literal
 
 from m5ws.records.base import Count, KeyedRecord, RunId
 
-EngineName = Literal["slurm", "hosts", "batch"]
+EngineName = Literal["slurm", "hosts", "batch", "kubernetes", "skypilot", "dstack"]
 
 
 class Job(KeyedRecord, tag="job/1", frozen=True, kw_only=True):

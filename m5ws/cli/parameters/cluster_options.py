@@ -76,7 +76,7 @@ def submit_command(
     if as_json:
         return output.print_json(submitted if shares > 1 else submitted[0])
     for each in submitted:
-        _print(each)
+        print_job(each)
     return None
 
 
@@ -117,7 +117,7 @@ def submit(
     if given["as_json"]:
         return output.print_json({"run": run, "job": submitted.job, "id": submitted.id, "crossing": crossing})
     output.echo(run.id)
-    _print(submitted)
+    print_job(submitted)
     for line in data.describe_crossing(crossing, given["on"] or "") if crossing is not None else ():
         output.print_note(line)
     if cluster.queues:
@@ -129,6 +129,12 @@ def submit(
     return output.print_note("; ".join(f"`m5ws {verb} {run.id}` {text}" for verb, text in next_steps))
 
 
-def _print(submitted: "Submitted") -> None:
-    nodes = count(submitted.job.nodes, "node")
-    output.print_note(f"job {submitted.id} was submitted to {submitted.job.cluster}, {nodes}")
+def print_job(submitted: "Submitted") -> None:
+    """Print a job with its id, or with the command that submits its file."""
+    from m5ws.engines.task_files import SUBMIT
+
+    job, nodes = submitted.job, count(submitted.job.nodes, "node")
+    if job.engine in SUBMIT:
+        output.print_note(f"job {job.name} is written for {nodes}, and `{submitted.id}` submits it to {job.cluster}")
+    else:
+        output.print_note(f"job {submitted.id} was submitted to {job.cluster}, {nodes}")
