@@ -303,7 +303,8 @@ class Workspace:
         from m5ws.tracking.mlflow.tracker import Mlflow
 
         experiment = self.settings.mlflow.experiment or self.name
-        return Mlflow(uri or self.tracking_uri, experiment, self.store_url, self.home / "runs", self._remedy)
+        store_id = self.settings.mlflow.store_id
+        return Mlflow(uri or self.tracking_uri, experiment, self.store_url, self.home / "runs", self._remedy, store_id)
 
     @property
     def _remedy(self) -> str:

@@ -2,7 +2,8 @@
 
 Usage: torchrun … checkpoint_save.py TOOL MIB {save,load} PLACE OUT, where PLACE is a folder, or s3://bucket/prefix for
 the tools that end in -s3. `save` saves four times: all new, all changed by a step, the same again, and a tenth changed.
-`load` restores a new model, whose optimizer has no state yet.
+`load` restores a new model, whose optimizer has no state yet. BENCHMARK_LOCAL names the folder of m5ws for copies on
+the local disk, if there are copies.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 
 from m5ws.records import codec
 from m5ws.records.environment import Determinism
-from m5ws.records.launch import Context
+from m5ws.records.launch import Context, Saving
 from m5ws.records.ledger import NODE, AttemptStarted
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.repository.ledger import ledger
@@ -219,8 +220,11 @@ class M5ws(Tool):
         spool = SpoolWriter(folder / f"{rank}.spool", genesis("0" * 12, 1, str(rank)))
         self._spool_path = folder / "0.spool"
         self._kept = folder / "kept"
+        local = os.environ.get("BENCHMARK_LOCAL", "")
         context = Context(
             store=self.place,
+            saving=Saving(local=local or None),
+            local=local,
             run="0" * 12,
             snapshot="0" * 64,
             attempt=1,
@@ -228,9 +232,7 @@ class M5ws(Tool):
             determinism=Determinism(),
             **dict.fromkeys(("work_dir", "spool_dir", "log_dir", "output_dir", "author_dir"), str(folder)),  # type: ignore[arg-type]
         )
-        self._active = ActiveRank(
-            context, repo, spool, StopRequest(folder / "stop", dist.get_world_size()), rank, dist.get_world_size()
-        )
+        self._active = ActiveRank(context, repo, spool, StopRequest(folder / "stop"), rank, dist.get_world_size())
 
     def save(self, number: int) -> None:
         self._saver.join()

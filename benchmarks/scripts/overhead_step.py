@@ -5,6 +5,7 @@ Usage: torchrun --standalone --nproc-per-node 2 overhead_step.py OUT STEPS {bare
 
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -28,6 +29,8 @@ for block in model:
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters())
 times: list[tuple[float, float]] = []
+used: list[tuple[float, int]] = []
+"""CPU seconds of this rank, and the moments at which another process took its processor, after each step."""
 
 
 def body() -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,6 +40,8 @@ def body() -> tuple[torch.Tensor, torch.Tensor]:
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used.append((usage.ru_utime + usage.ru_stime, usage.ru_nivcsw))
     return loss, norm
 
 
@@ -55,5 +60,5 @@ else:
         step.record(loss=loss, grad_norm=norm, lr=1e-3, tokens=768)
         times.append((began, time.time()))
 if int(os.environ.get("RANK", "0")) == 0:
-    out.write_text(json.dumps(times))
+    out.write_text(json.dumps({"times": times, "used": used}))
 dist.destroy_process_group()

@@ -63,7 +63,7 @@ def _find(context: Context, environment: Mapping[str, str], python: str) -> Acce
     own = (context.work_dir, attempt, f"{os.path.dirname(attempt)}/ranks", store, context.copies, context.references)
     devices = [place for place in places.devices if place.startswith("/dev/") and os.path.exists(place)]
     no_disks = [place for place in devices if not stat.S_ISBLK(os.stat(place).st_mode)]
-    used = (*own, context.files, environment["TMPDIR"], *made, "/dev/shm", *no_disks)  # noqa: S108  no temporary file
+    used = (*own, context.files, context.local, environment["TMPDIR"], *made, "/dev/shm", *no_disks)  # noqa: S108  no temporary file
     write = tuple(dict.fromkeys(os.path.realpath(place) for place in used if os.path.isabs(place)))
     if around := [place for place in (*read, *write) if _is_below(checkout, place)]:
         raise UsageError(

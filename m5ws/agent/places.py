@@ -2,29 +2,38 @@
 
 Any scheduler can start an agent on each node: it sets the variables M5WS_…, which come first. The variables of Slurm
 are in sbatch(1) and srun(1), and its job script sets M5WS_MASTER. AWS Batch names the address of the main node to all
-nodes but the main node (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
+nodes but the main node (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html). A Job of Kubernetes has
+JOB_COMPLETION_INDEX, and its manifest sets the other variables (engines/kubernetes.py). SkyPilot lists the addresses of
+all nodes in the order of their numbers (https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html),
+and dstack names the address of node 0 (https://dstack.ai/docs/concepts/tasks#distributed-tasks).
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 
 from m5ws.errors import UsageError
 from m5ws.launch import network
-from m5ws.records.launch import Place
+from m5ws.records.launch import Place, Saving
 
 _HINT = "Set M5WS_NODE, M5WS_NODES, M5WS_MASTER (HOST:PORT of node 0) and M5WS_JOB on each node."
 _ENGINES = (
     ("", "M5WS_NODE", "M5WS_NODES", "M5WS_JOB", ""),
     ("slurm:", "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
     ("batch:", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT"),
+    ("kubernetes:", "JOB_COMPLETION_INDEX", "M5WS_NODES", "M5WS_JOB", "M5WS_RESTART"),
+    # Neither names the number of a restart.
+    ("skypilot:", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_TASK_ID", ""),
+    ("dstack:", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_RUN_ID", ""),
 )
 """The prefix of an engine's jobs, and its variables: the node's number, the number of nodes, the job, and the number of
 its restart.
 """
 _MAIN, _ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
-_PORT_OF_BATCH = 29_500
-"""Each attempt of Batch has new containers, which have network interfaces of their own."""
+_SKYPILOT, _DSTACK = "SKYPILOT_NODE_IPS", "DSTACK_MASTER_NODE_IP"
+_PORT = 29_500
+"""Where no variable names a port, a job has its nodes or network interfaces for itself."""
 
 
 def read(environment: Mapping[str, str]) -> Place:
@@ -50,7 +59,11 @@ def read(environment: Mapping[str, str]) -> Place:
 
 
 def _main_node(environment: Mapping[str, str], own: str) -> str:
-    """Return the address of node 0 in a job of AWS Batch. Raises KeyError without it, UsageError."""
+    """Return the address of node 0, as its engine names it. Raises KeyError without it, UsageError."""
+    if own.startswith("SKYPILOT_"):
+        return f"{environment[_SKYPILOT].split()[0]}:{_PORT}"
+    if own.startswith("DSTACK_"):
+        return f"{environment[_DSTACK]}:{_PORT}"
     if _MAIN not in environment:
         raise KeyError("M5WS_MASTER")
     if environment[_MAIN] != "0":
@@ -59,7 +72,7 @@ def _main_node(environment: Mapping[str, str], own: str) -> str:
             hint="Set mainNode = 0 in the job definition.",
         )
     host = network.address_here() if environment[own] == "0" else environment[_ADDRESS]
-    return f"{host}:{_PORT_OF_BATCH}"
+    return f"{host}:{_PORT}"
 
 
 def without_restart(job: str) -> str:
@@ -73,9 +86,31 @@ def make_scratch(parent: Path, node: int) -> Path:
 
     Raises UsageError if another user made the folder.
     """
-    own = Path(os.path.abspath(parent)) / f"m5ws-{os.getuid()}"
+    return make_private(own_folder(parent), "Give another folder with --scratch.") / f"node-{node}"
+
+
+def own_folder(parent: str | Path) -> Path:
+    """Return the folder of this user in a folder that other users may write to."""
+    return Path(os.path.abspath(parent)) / f"m5ws-{os.getuid()}"
+
+
+def folder_of_copies(saving: Saving, environment: Mapping[str, str]) -> str:
+    """Return this user's folder below `[checkpoint] local`; empty without this setting.
+
+    Raises UsageError for a variable that this node lacks.
+    """
+    if saving.local is None:
+        return ""
+    parent = Template(saving.local).safe_substitute(environment)
+    if "$" in parent:
+        raise UsageError(f"this node has no variable for [checkpoint] local = {parent!r}", hint="Set it on each node.")
+    return str(own_folder(parent))
+
+
+def make_private(own: Path, hint: str) -> Path:
+    """Make a folder that only this user may use, and return it. Raises UsageError for another user's, OSError."""
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = own.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UsageError(f"{own} is not private to this user", hint="Give another folder with --scratch.")
-    return own / f"node-{node}"
+        raise UsageError(f"{own} is not private to this user", hint=hint)
+    return own

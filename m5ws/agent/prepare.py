@@ -4,6 +4,7 @@ One run at a time writes its input files. Free space is checked before the first
 count on the same space.
 """
 
+import logging
 import math
 import os
 import shutil
@@ -14,9 +15,10 @@ from pathlib import Path
 import msgspec
 
 from m5ws import locks
-from m5ws.agent import access, run_lock
+from m5ws.agent import access, places, run_lock
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.ports import Ports
+from m5ws.errors import M5Error
 from m5ws.progress import Progress, report
 from m5ws.records import codec
 from m5ws.records.launch import Observing
@@ -27,6 +29,7 @@ from m5ws.repository.references import snapshots
 from m5ws.work import directories
 from m5ws.work.directories import WorkDirectory
 
+_log = logging.getLogger(__name__)
 _QUIET_S = 1.0
 _STARTING = "starting"
 
@@ -59,6 +62,21 @@ def _assign_cache(ports: Ports, plan: AttemptPlan, snapshot: Snapshot) -> Attemp
         folders = dict.fromkeys((*request.folders, str(folder), *_folders(snapshot)))
         request = msgspec.structs.replace(request, folders=tuple(folders))
     context = msgspec.structs.replace(context, files=str(folder), files_bytes=limit_bytes, remotes=_folders(snapshot))
+    return msgspec.structs.replace(plan, request=request, context=context)
+
+
+def _assign_copies(plan: AttemptPlan) -> AttemptPlan:
+    """Return the plan with this node's folder for copies of checkpoints; without it if it cannot be made."""
+    request, folder = plan.request, plan.context.local
+    if folder:
+        try:
+            places.make_private(Path(folder), "Set [checkpoint] local in m5ws.toml to another folder.")
+        except (M5Error, OSError) as error:
+            _log.warning("checkpoints have no copies on this node: %s", error)
+            folder = ""
+    if folder and request.image is not None:
+        request = msgspec.structs.replace(request, folders=tuple(dict.fromkeys((*request.folders, folder))))
+    context = msgspec.structs.replace(plan.context, local=folder)
     return msgspec.structs.replace(plan, request=request, context=context)
 
 
@@ -113,7 +131,7 @@ def prepare(ports: Ports, plan: AttemptPlan, progress: Progress | None) -> tuple
     # Every engine mounts folders in its containers.
     can_mount = ports.launcher.can_mount if plan.request.image is None else lambda *_: True
     work = directories.make(ports.work_root, plan.directory, run, author, can_mount, plan.run.spec.directory)
-    plan = _assign_cache(ports, _assign_directory(plan, work, ports.observing), snapshot)
+    plan = _assign_copies(_assign_cache(ports, _assign_directory(plan, work, ports.observing), snapshot))
     plan = access.limit(ports, plan)
     with lock_starts(ports.starts_dir or ports.work_root, progress):
         located = [trees.load(ports.repo.objects, tree) for tree in dict.fromkeys(snapshot.trees.values())]

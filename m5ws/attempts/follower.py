@@ -28,6 +28,7 @@ from m5ws.records.nodes import Begun, Closed, Ended, Inexact, Planned, Ready, St
 from m5ws.repository.ledger import ledger
 from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import SpoolWriter
+from m5ws.repository.transfer import local_copies
 from m5ws.work import directories
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ def execute(ports: Ports, plan: AttemptPlan, connection: Connection, progress: P
             directories.end(plan.directory)
         if status == 0 and not ports.keep_work:
             work_files.remove_outputs(ports.repo, plan.run.id, plan.attempt, plan.directory)
+        if status == 0:
+            local_copies.remove(plan.context.local, plan.run.id)
         return status
 
 

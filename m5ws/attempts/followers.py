@@ -54,13 +54,14 @@ class Followers:
         self._reports: dict[int, Reported] = {}
 
     def gather(self, join_s: float, poll: Callable[[], None], progress: Progress | None) -> None:
-        """Wait for all followers, and tell them the plan. Raises StartAgain."""
+        """Wait for all followers, which upload their copies of checkpoints before they come. Raises StartAgain."""
         if self._listener is not None:
             self._all = self._listener.wait(join_s, poll, lambda line: report(progress, line))
-            names = self._plan.outputs.names if self._plan.outputs is not None else ()
-            self._send(
-                Planned(run=self._plan.run, context=self._plan.context, inherits=self._plan.inherits, outputs=names)
-            )
+
+    def send_plan(self, plan: AttemptPlan) -> None:
+        """Tell all followers the plan."""
+        names = plan.outputs.names if plan.outputs is not None else ()
+        self._send(Planned(run=plan.run, context=plan.context, inherits=plan.inherits, outputs=names))
 
     def observed(self, poll: Callable[[], None]) -> Mapping[str, Observed]:
         """Return the environment of each follower by its name, when all their ranks wait. Raises as `poll`."""

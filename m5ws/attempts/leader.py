@@ -20,7 +20,7 @@ from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.link import StartAgain
 from m5ws.agent.node import Events, Node, NodeEnd
 from m5ws.agent.ports import Ports, Watch
-from m5ws.attempts import aftermath, begin, failed_end, interventions, repeated_steps, restarting, results
+from m5ws.attempts import aftermath, begin, failed_end, interventions, planning, repeated_steps, restarting, results
 from m5ws.attempts.followers import Followers
 from m5ws.attempts.judgement import Judgement, Signs, judge
 from m5ws.attempts.results import AttemptResult
@@ -37,6 +37,7 @@ from m5ws.repository import removals
 from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.ledger.tail import LedgerTail
 from m5ws.repository.references import checkpoints
+from m5ws.repository.transfer import local_copies
 from m5ws.supervision.losses import Losses
 from m5ws.supervision.restarts import Decision
 from m5ws.tracking.interface import LOGGED
@@ -119,6 +120,8 @@ def _execute(
 
         try:
             followers.gather(JOIN_S, look_before, progress)
+            plan = planning.take_published(ports.repo, plan)
+            followers.send_plan(plan)
             plan, work = prepare.prepare(ports, plan, progress)
             spool_path = Path(plan.context.spool_dir) / f"{NODE}.spool"
             with (
@@ -138,6 +141,8 @@ def _execute(
         if plan.run.spec.outputs and result.outcome == "finished" and result.delivered and not ports.keep_work:
             report(progress, "removing output files that are stored")
             work_files.remove_outputs(ports.repo, plan.run.id, plan.attempt, plan.directory)
+        if result.outcome == "finished" and result.delivered:
+            local_copies.remove(plan.context.local, plan.run.id)
         return result
 
 

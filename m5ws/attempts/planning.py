@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws import secret_gate, secret_scan
-from m5ws.agent import stop
+from m5ws.agent import places, stop
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.attempts import named_files
 from m5ws.config.commands import launchers
@@ -34,11 +34,14 @@ from m5ws.repository import bindings, removals
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import local_copies
 from m5ws.secret_gate import SecretText
 from m5ws.store.cache.cache import CachedStore
 from m5ws.tracking.interface import Tracker
 
-_OF_NODE = ("store", "spool_dir", "log_dir", "output_dir", "author_dir", "copies", "references", "copies_bytes")
+_OF_NODE = (
+    "store", "spool_dir", "log_dir", "output_dir", "author_dir", "copies", "references", "copies_bytes", "local"
+)  # fmt: skip
 """The fields of a context that differ between the nodes of an attempt."""
 
 
@@ -177,6 +180,7 @@ def plan(
     context = msgspec.structs.replace(
         _context(repo, run, snapshot, chosen.attempt, directory, author_dir, resume),
         saving=saving or Saving(),
+        local=places.folder_of_copies(saving or Saving(), environment),
         checkpoint_at=checkpoint_at,
         image=image,
     )
@@ -273,6 +277,23 @@ def _render(
     store = () if "://" in context.store else (context.store,)
     folders = (str(directory), *store, *filter(None, (context.copies, context.references)))
     return msgspec.structs.replace(request, image=image, folders=folders, unset=launch_request.of_ranks(environment))
+
+
+def take_published(repo: Repository, plan: AttemptPlan) -> AttemptPlan:
+    """Return the plan of an attempt on several nodes, which have uploaded their copies of checkpoints after the plan.
+
+    If the copies complete a checkpoint that a kill kept from publication, the attempt resumes from it.
+    """
+    run = plan.run.id
+    if plan.place.nodes == 1 or plan.attempt == 1:
+        return plan
+    local_copies.publish_left(repo, run, plan.context.local)
+    valid = checkpoints.valid(repo, run)
+    if tuple(valid) == plan.inherits:
+        return plan
+    resume = checkpoints.digest(repo, run, valid[-1])
+    context = msgspec.structs.replace(plan.context, resume=resume, parent=None)
+    return msgspec.structs.replace(plan, context=context, resume=valid[-1], inherits=tuple(valid))
 
 
 def repeat_fingerprints(planned: AttemptPlan, steps: Iterable[int]) -> AttemptPlan:

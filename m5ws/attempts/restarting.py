@@ -19,6 +19,7 @@ from m5ws.records.incident import Incident
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, incidents, outputs
 from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import local_copies
 from m5ws.runs import state
 from m5ws.runs.state import AttemptState
 from m5ws.supervision import restarts
@@ -49,6 +50,7 @@ def plan_next(ports: Ports, plan: AttemptPlan, decision: Decision) -> AttemptPla
     """Return the attempt after a failed attempt, on this machine. None if it cannot be planned."""
     repo, context = ports.repo, plan.context
     try:
+        local_copies.publish_left(repo, plan.run.id, context.local)
         run = planning.resumed(repo, plan.run.id)
         following = planning.plan(
             repo,

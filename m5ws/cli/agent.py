@@ -57,9 +57,9 @@ def command(
     """Run the part of one node in the next attempt of a run.
 
     A scheduler starts one agent on each node. Variables name the node's place: M5WS_NODE (from 0), M5WS_NODES,
-    M5WS_MASTER (HOST:PORT of node 0; the next port must be free too) and M5WS_JOB; or the variables of AWS Batch; or
-    Slurm's variables and M5WS_MASTER. Node 0 leads. All nodes need the workspace and its store; agents of
-    `m5ws run --on` need the store alone.
+    M5WS_MASTER (HOST:PORT of node 0; the next port must be free too) and M5WS_JOB; or the variables of AWS Batch,
+    SkyPilot or dstack; or Slurm's variables and M5WS_MASTER. Node 0 leads. All nodes need the workspace and its store;
+    agents of `m5ws run --on` need the store alone.
 
     Exit status: 0 the run finished, 1 it failed, 75 start all agents again, 130 interrupted.
 
@@ -170,13 +170,16 @@ def _lead(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
 
 def _plan(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...]) -> "tuple[Ports, AttemptPlan]":
     """Return the ports and the plan of the next attempt. Tells the followers of an error, and raises it."""
-    from m5ws.agent import link, recovery
+    from m5ws.agent import link, places, recovery
     from m5ws.attempts import followers, planning, restarting
     from m5ws.repository.references import runs
+    from m5ws.repository.transfer import local_copies
 
     try:
         # The ranks of a killed agent may still publish a checkpoint, from which the next attempt continues.
         recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
+        folder = places.folder_of_copies(workspace.settings.checkpoint, workspace.environment)
+        local_copies.publish_left(repo, run_id, folder)
         ports, plan = new_run.plan(workspace, repo, planning.resumed(repo, run_id), env)
         return ports, restarting.mark(ports, plan)
     except Exception as error:
@@ -188,8 +191,10 @@ def _plan(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
 
 def _follow(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[str, ...]) -> int:
     """Follow the leader of the next attempt to its end, and return its exit status. Raises StartAgain, LaunchFailed."""
+    from m5ws.agent import places
     from m5ws.attempts import interventions, leader
     from m5ws.repository.references import runs
+    from m5ws.repository.transfer import local_copies
 
     def look() -> None:
         _refuse_finished(repo, run_id)
@@ -197,6 +202,9 @@ def _follow(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[
             interventions.refuse_cancelled_job(repo, workspace.job)
 
     _refuse_finished(repo, run_id)
+    # Before this node joins: the leader publishes when all nodes have come.
+    folder = places.folder_of_copies(workspace.settings.checkpoint, workspace.environment)
+    local_copies.upload(repo, run_id, folder)
     with interrupt.on_signals(), Bar() as bar:
         led = _join(workspace, workspace.job or runs.load(repo, run_id), look, leader.JOIN_S, bar)
         return _execute(workspace, repo, *led, env, bar)

@@ -104,11 +104,14 @@ def _resumable_on(workspace: "Workspace", repo: "Repository", run_id: str, given
 
 def _resumable(workspace: "Workspace", repo: "Repository", run_id: str, given: _Arguments) -> "Run":
     """Return a run to resume, after delivering the records that it left here. Raises UsageError if it cannot be."""
-    from m5ws.agent import recovery
+    from m5ws.agent import places, recovery
     from m5ws.attempts import planning
     from m5ws.library import clusters
+    from m5ws.repository.transfer import local_copies
 
     recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
+    folder = places.folder_of_copies(workspace.settings.checkpoint, workspace.environment)
+    local_copies.publish_left(repo, run_id, folder)
     run = planning.resumed(repo, run_id)
     if not given["take_over"]:
         recovery.refuse_elsewhere(repo, run.id, workspace.home)

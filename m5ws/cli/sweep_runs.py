@@ -142,6 +142,8 @@ def submit(
 ) -> None:
     """Submit a job for each run of a new sweep, and print the jobs. Raises as `cluster_options.submit`."""
     from m5ws.attempts import sweeps
+    from m5ws.cli.parameters import cluster_options
+    from m5ws.engines.task_files import SUBMIT
     from m5ws.library import clusters
 
     cluster, submitted = clusters.Cluster(workspace, given["on"] or ""), list[clusters.Submitted]()
@@ -154,7 +156,11 @@ def submit(
     if given["as_json"]:
         return output.print_json({"sweep": plan.sweep, "jobs": submitted})
     output.echo(plan.sweep.id)
-    return output.print_note(f"{len(submitted)} jobs were submitted; `m5ws show {plan.sweep.id}` shows the runs")
+    written = [each for each in submitted if each.job.engine in SUBMIT]
+    for each in written:
+        cluster_options.print_job(each)
+    verb = "written" if written else "submitted"
+    return output.print_note(f"{len(submitted)} jobs were {verb}; `m5ws show {plan.sweep.id}` shows the runs")
 
 
 @contextmanager

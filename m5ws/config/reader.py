@@ -17,7 +17,7 @@ import msgspec
 from m5ws.config import cause_patterns
 from m5ws.config.commands import launchers
 from m5ws.config.result_patterns import describe_fault
-from m5ws.config.settings import WARN_S, BatchCluster, HostsCluster, Settings, SlurmCluster, StoreOptions
+from m5ws.config.settings import WARN_S, BatchCluster, Cluster, HostsCluster, KubernetesCluster, Settings, StoreOptions
 from m5ws.errors import ConfigError
 from m5ws.records.cause import Rule
 
@@ -136,7 +136,7 @@ def _problems_of_table(section: type[msgspec.Struct], value: object, key: Key) -
 
 def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, str]]:
     """Yield the problems of the clusters, each of whose `engine` decides which keys it has."""
-    kinds = {kind.__struct_config__.tag: kind for kind in (SlurmCluster, HostsCluster, BatchCluster)}
+    kinds = {kind.__struct_config__.tag: kind for kind in get_args(Cluster)}
     if not isinstance(clusters, dict):
         yield parent, "'clusters' has a table for each cluster: write [clusters.NAME]"
         return
@@ -148,15 +148,16 @@ def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, 
         yield from _problems(kind, {name: value for name, value in cluster.items() if name != "engine"}, key)
         if kind is HostsCluster and not cluster.get("hosts"):
             yield key, f"{'.'.join(key)!r} needs hosts, as ssh names them"
-        elif kind is BatchCluster:
-            yield from _problems_of_batch(cluster, key)
+        elif missing := [
+            field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in cluster
+        ]:
+            yield key, f"{'.'.join(key)!r} needs {', '.join(missing)}"
+        if kind is BatchCluster:
+            yield from _problems_of_limit(cluster, key)
 
 
-def _problems_of_batch(cluster: Table, key: Key) -> Iterator[tuple[Key, str]]:
-    """Yield the keys that a queue of AWS Batch lacks, and a time limit without time before it."""
-    required = [field.name for field in msgspec.structs.fields(BatchCluster) if field.required]
-    if missing := ", ".join(name for name in required if name not in cluster):
-        yield key, f"{'.'.join(key)!r} needs {missing}"
+def _problems_of_limit(cluster: Table, key: Key) -> Iterator[tuple[Key, str]]:
+    """Yield a time limit of AWS Batch without time before it."""
     limit_s, warn_s = cluster.get("timeout_s"), cluster.get("warn_s", WARN_S)
     if isinstance(limit_s, int) and isinstance(warn_s, int) and limit_s <= warn_s:
         yield (*key, "timeout_s"), f"{'.'.join(key)!r} needs a timeout_s above warn_s, which is {warn_s}"
@@ -167,7 +168,7 @@ def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]
     if not isinstance(causes, dict):
         yield parent, "'causes' has a table for each class: write [causes.NAME]"
         return
-    required = [field.name for field in msgspec.structs.fields(Rule) if field.required]
+    required = _required(Rule)
     for name, rule in causes.items():
         key = (*parent, name)
         problems = list(_problems_of_table(Rule, rule, key))
@@ -179,6 +180,11 @@ def _problems_of_causes(causes: object, parent: Key) -> Iterator[tuple[Key, str]
         if not problems and (fault := cause_patterns.describe_fault(rule["patterns"])) is not None:
             place = (*key, "patterns")
             yield place, f"{'.'.join(place)!r}: {fault}"
+
+
+def _required(kind: type[msgspec.Struct]) -> list[str]:
+    """Return the keys that a table must have."""
+    return [field.name for field in msgspec.structs.fields(kind) if field.required]
 
 
 def _mismatch(value: object, kind: object) -> str | None:
@@ -230,6 +236,12 @@ def _describe_data(settings: Settings) -> str:
     return f"holds {path!r}, which is not inside the workspace: {link}"
 
 
+def _ends_pods_early(settings: Settings) -> bool:
+    """Return True if the pods of a cluster have no time for a last checkpoint and the end of the processes after it."""
+    needed_s = settings.checkpoint.deadline_s + 20
+    return any(isinstance(own, KubernetesCluster) and own.grace_s < needed_s for own in settings.clusters.values())
+
+
 _RULES: tuple[_Rule, ...] = (
     (("store", "url"), lambda s: not s.store.url, "is empty"),
     *(
@@ -251,6 +263,10 @@ _RULES: tuple[_Rule, ...] = (
         ("config", "files"),
         lambda s: any(map(_outside, s.config.files)),
         "holds a path that is not inside the workspace",
+    ),
+    *(
+        (key, _ends_pods_early, "needs a grace_s of [clusters.NAME] that is 20 s longer than 'checkpoint.deadline_s'")
+        for key in (("clusters",), ("checkpoint", "deadline_s"))
     ),
     (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), _describe_data),
     (("data", "stay"), lambda s: any(map(_outside, s.data.stay)), "holds a path that is not inside the workspace"),
@@ -308,7 +324,7 @@ _RULES: tuple[_Rule, ...] = (
     ),
     *(
         (("mlflow", name), lambda s: not s.mlflow.enabled, "does nothing while 'mlflow.enabled' is false")
-        for name in ("tracking_uri", "experiment")
+        for name in ("tracking_uri", "experiment", "store_id")
     ),
 )
 _PRIVATE = "is relative, and gives each workspace another store: write an absolute path, or s3://bucket/prefix"

@@ -1,7 +1,7 @@
 """Keys of `m5ws.toml` and their defaults. `workspace` has the file parsed, and hands out this record."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -194,6 +194,7 @@ class MlflowSettings(_Section, frozen=True, kw_only=True):
     enabled: bool = True
     tracking_uri: str | None = None
     experiment: str | None = None
+    store_id: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9.-]*\Z")] | None = None
 
 
 class RetentionSettings(_Section, frozen=True, kw_only=True):
@@ -214,7 +215,8 @@ class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     agents on a node's local disk, where `$NAME` is a variable of the node; if empty, $TMPDIR or /tmp. `setup`: lines of
     shell before the agent. `shared`: folders that all nodes and the submitter mount at the same path. `restarts`: the
     number of automatic restarts of a job, after a time limit, a preemption or the loss of a node. `cache`: the cache of
-    the nodes, in the place of `[store] cache`.
+    the nodes, in the place of `[store] cache`. `region`: the AWS region of the nodes, which they get as
+    AWS_DEFAULT_REGION. m5ws counts bytes that cross regions by this key.
     """
 
     python: str = ""
@@ -223,6 +225,7 @@ class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     shared: tuple[str, ...] = ()
     restarts: int = 8
     cache: str = ""
+    region: str | None = None
 
 
 class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):
@@ -264,12 +267,12 @@ class BatchQueue(_Section, frozen=True, kw_only=True):
 class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     """A queue of AWS Batch. `image`, by digest, has m5ws and the packages of the training; `python` is in the image.
 
-    `region`: None stands for the region of boto3's configuration. `cpus_per_node`, `memory_mib`, `gpus_per_node`: the
-    part of an instance that a container reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the size
-    of /dev/shm. `job_role`: the ARN of the containers' role. `timeout_s`: the time limit of an attempt, before which
-    the run saves a last checkpoint, by `warn_s`. `mounts`: more folders of an instance, which are no shared folders.
-    `tags`: tags of job definitions and jobs. `elsewhere`: the next queues, in order, for a job that got no nodes in
-    `patience_s` seconds, or that lacks capacity (`library/regions.py`).
+    `region`: None stands for the region of boto3's configuration here. `cpus_per_node`, `memory_mib`, `gpus_per_node`:
+    the part of an instance that a container reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the
+    size of /dev/shm. `job_role`: the ARN of the containers' role. `timeout_s`: the time limit of an attempt, before
+    which the run saves a last checkpoint, by `warn_s`. `mounts`: more folders of an instance, which are no shared
+    folders. `tags`: tags of job definitions and jobs. `elsewhere`: the next queues, in order, for a job that got no
+    nodes in `patience_s` seconds, lacks capacity, or is as long without an event in the store (`library/regions.py`).
     """
 
     python: str = "python3"
@@ -278,7 +281,6 @@ class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     image: Annotated[str, msgspec.Meta(pattern="@sha256:[0-9a-f]{64}$")]
     cpus_per_node: _AtLeast1
     memory_mib: _AtLeast1
-    region: str | None = None
     instance_type: str | None = None
     gpus_per_node: _AtLeast0 = 0
     efa: _AtLeast0 = 0
@@ -291,6 +293,62 @@ class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     elsewhere: tuple[BatchQueue, ...] = ()
     patience_s: _AtLeast1 = 1800
 
+
+class KubernetesCluster(_Cluster, frozen=True, kw_only=True, tag="kubernetes"):
+    """A Kubernetes with JobSet. `image`, by digest, has bash, m5ws and the packages of the training.
+
+    `context`: of the kubeconfig; None stands for the current context. `namespace`: None stands for the context's.
+    `queue`: the local queue of Kueue. `cpus_per_node`, `memory_mib`, `gpus_per_node`: the resources of a pod. `efa`:
+    its number of EFA devices. `hugepages_mib`: its huge pages of 2 MiB. `shm_mib`: the size of /dev/shm. `scratch` is
+    an empty volume, unless another volume contains it. `claims`: the PersistentVolumeClaim of a folder in the pods.
+    Without it, a folder of `shared`, or of `mounts`, is the folder of the node. `service_account`: of the pods.
+    `secrets`: Secrets whose keys become variables. `node_selector`, `tolerations`: labels of nodes, and keys of taints.
+    `grace_s`: seconds between a request to end a pod and its end. `labels`: of the JobSet and its pods.
+    """
+
+    python: str = "python3"
+    scratch: str = "/m5ws"
+    restarts: _AtLeast0 = 8
+    image: Annotated[str, msgspec.Meta(pattern="@sha256:[0-9a-f]{64}$")]
+    cpus_per_node: _AtLeast1
+    memory_mib: _AtLeast1
+    context: str | None = None
+    namespace: str | None = None
+    queue: str | None = None
+    gpus_per_node: _AtLeast0 = 0
+    efa: _AtLeast0 = 0
+    hugepages_mib: _AtLeast0 = 0
+    shm_mib: _AtLeast1 | None = None
+    mounts: tuple[str, ...] = ()
+    claims: dict[str, str] = {}
+    service_account: str | None = None
+    secrets: tuple[str, ...] = ()
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[str, ...] = ()
+    grace_s: _AtLeast1 = 150
+    labels: dict[str, str] = {}
+
+
+class _TaskFile(_Cluster, frozen=True, kw_only=True):
+    """A program of others that starts agents by a task file, which its user submits.
+
+    `task`: keys of the file as the program names them, such as `resources`. m5ws checks none of them.
+    """
+
+    python: str = "python3"
+    restarts: _AtLeast0 = 8
+    task: dict[str, Any] = {}
+
+
+class SkyPilotCluster(_TaskFile, frozen=True, kw_only=True, tag="skypilot"):
+    """SkyPilot, by a task file for `sky jobs launch`."""
+
+
+class DstackCluster(_TaskFile, frozen=True, kw_only=True, tag="dstack"):
+    """dstack, by a task file for `dstack apply`."""
+
+
+Cluster = SlurmCluster | HostsCluster | BatchCluster | KubernetesCluster | SkyPilotCluster | DstackCluster
 
 SEARCH_RULES = "2"
 """Version of the rules of `secret_scan`. A new version has files searched again that an older version has passed."""
@@ -342,4 +400,4 @@ class Settings(_Section, frozen=True, kw_only=True):
     notify: NotifySettings = NotifySettings()
     secrets: SecretsSettings = SecretsSettings()
     causes: dict[str, Rule] = {}
-    clusters: dict[str, SlurmCluster | HostsCluster | BatchCluster] = {}
+    clusters: dict[str, Cluster] = {}

@@ -13,16 +13,18 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Dataset as MapDataset
 
 from m5ws.data.counting import Home
+from m5ws.data.epochs import Epochs, iterable_dataset
 from m5ws.data.kept import KeptFiles
 from m5ws.data.planner import Batch, Measure, Planner
 from m5ws.data.source import Shards, Source
@@ -30,7 +32,7 @@ from m5ws.data.stream import Stream
 from m5ws.errors import UsageError
 from m5ws.records import sample_ids
 from m5ws.records.ledger import OtherLoader
-from m5ws.records.sample_ids import Range, format_ranges
+from m5ws.records.sample_ids import Range, format_sources
 from m5ws.training.runtime import context
 
 _DESCRIBED = ("length", "extra", "pack", "window", "shuffle", "weight")
@@ -101,7 +103,7 @@ class Loader:
         self.epoch = 0
         self._state = self._plan.position()
         self._inner: Iterator[Any] | None = None
-        self._consumed: dict[str, list[Range]] = {}
+        self._handed_out: deque[tuple[dict[str, Any], dict[str, list[Range]]]] = deque()
         self._is_recorded = False
         """True if a session records the samples, or if the run has an event that no session does."""
 
@@ -130,8 +132,7 @@ class Loader:
             made = next(self._inner)
         after = self._plan.after.popleft()
         self._state = after.state
-        for name, ranges in after.ranges.items():
-            self._consumed.setdefault(name, []).extend(ranges)
+        self._handed_out.append((self.state_dict(), after.ranges))
         return made[0]
 
     def __len__(self) -> int:
@@ -146,7 +147,10 @@ class Loader:
             return
         if self.steps_per_epoch is None:
             raise UsageError("the loader has no epochs", hint="Give the batches of an epoch: steps_per_epoch=….")
-        self.rewind(epoch)
+        if self._state["samples"] == epoch * self.steps_per_epoch * self.batch_size:
+            self.epoch = epoch
+        else:
+            self.rewind(epoch)
 
     def rewind(self, epoch: int) -> None:
         """Go to the start of an epoch. A mixture, and a source with `keep` or packing, plans all batches before it."""
@@ -154,9 +158,19 @@ class Loader:
         self._plan.seek(epoch * (self.steps_per_epoch or 0) * self.batch_size)
         self.epoch, self._state = epoch, self._plan.position()
 
-    def dataloader(self) -> "Epochs":
-        """Return this loader as a torch DataLoader, for a framework: each iteration is an epoch from its start."""
+    def dataloader(self) -> Epochs:
+        """Return this loader as a torch DataLoader, for a framework: each iteration is an epoch from its start.
+
+        Raises UsageError without `steps_per_epoch`.
+        """
         return Epochs(self)
+
+    def iterable_dataset(self) -> Any:
+        """Return this loader as a `datasets.IterableDataset`, whose examples are the batches of an epoch.
+
+        Raises UsageError without `steps_per_epoch`, ImportError without datasets.
+        """
+        return iterable_dataset(self)
 
     # --- position
 
@@ -171,8 +185,16 @@ class Loader:
 
     def take_consumed(self) -> dict[str, str]:
         """Return the ranges of positions of each source in the batches since the last call, of all ranks together."""
-        taken, self._consumed = self._consumed, {}
-        return {name: format_ranges(ranges) for name, ranges in taken.items() if ranges}
+        taken = [ranges for _, ranges in self._handed_out]
+        self._handed_out.clear()
+        return format_sources(taken)
+
+    def take_batch(self) -> tuple[dict[str, Any], dict[str, list[Range]]]:
+        """Return the position after the oldest batch that was handed out and not taken, and its ranges.
+
+        For a framework that reads batches ahead of the step that consumes them.
+        """
+        return self._handed_out.popleft()
 
     def description(self, put: Callable[[bytes], str]) -> dict[str, Any]:
         """Return all that the positions depend on, as plain data. `put` stores an index and returns its digest.
@@ -226,37 +248,7 @@ class Loader:
     def _forget(self) -> None:
         """Forget the batches that were made ahead."""
         self._inner = None
-        self._consumed = {}
-
-
-class Epochs(DataLoader[Any]):
-    """A loader in the place of a torch DataLoader. Its batches contain the samples of this rank alone."""
-
-    def __init__(self, loader: Loader) -> None:
-        super().__init__(_OneEpoch(loader), batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
-
-    def set_epoch(self, epoch: int) -> None:
-        self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
-
-
-class _OneEpoch(IterableDataset[Any]):
-    """The batches of an epoch: of the present epoch again if the loader is inside it."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self.set_epoch = loader.set_epoch
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        loader = self._loader
-        # A framework that counts batches does not ask for the end of the epoch that it has read.
-        if loader.state_dict()["samples"] == (loader.epoch + 1) * len(loader) * loader.batch_size:
-            loader.set_epoch(loader.epoch + 1)
-        if loader.state_dict()["samples"] != loader.epoch * len(loader) * loader.batch_size:
-            loader.rewind(loader.epoch)
-        return loader
+        self._handed_out.clear()
 
 
 class _Tasks(MapDataset[Any]):

@@ -10,7 +10,7 @@ from m5ws.records.check import Check, State
 from m5ws.wording.checks import INSTALL
 
 PACKAGE = "m5ws"
-EXTRAS = ("train", "deepspeed", "dvc", "mlflow", "s3", "tokenizer")
+EXTRAS = ("train", "deepspeed", "dvc", "mlflow", "s3", "kubernetes", "tokenizer")
 _WORST_FIRST: tuple[State, ...] = ("broken", "missing", "not needed", "ok")
 
 

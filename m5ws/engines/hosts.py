@@ -14,7 +14,7 @@ import blake3
 import msgspec
 
 from m5ws.config.settings import HostsCluster
-from m5ws.engines import commands
+from m5ws.engines import commands, shell
 from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, NodeOutput, Standing
 
 _HINT = "`ssh HOST true` must work without a question, and m5ws must be installed on each host of [clusters]."
@@ -24,20 +24,7 @@ _SCRIPT = """\
 #!/bin/bash
 folder=$PWD
 export M5WS_NODE=$1 M5WS_NODES={nodes} M5WS_JOB={name} M5WS_MASTER={master}:{port}
-{setup}trap 'asked=yes; kill -TERM $agent 2> /dev/null' TERM
-for start in $(seq 0 {restarts}); do
-    [ -z "$asked" ] || break
-    {agent} &
-    agent=$!
-    wait $agent
-    status=$?
-    # A signal ends the first wait.
-    while kill -0 $agent 2>/dev/null; do wait $agent; status=$?; done
-    [ -z "$asked" ] || break
-    # Above 130, a signal killed the agent.
-    [ $status = 75 ] || [ $status -gt 130 ] || break
-done
-echo ${{status:-143}} > "$folder/status"
+{setup}{loop}echo ${{status:-143}} > "$folder/status"
 """
 _START = """\
 mkdir -p {folder} && cd {folder} && cat > job || exit
@@ -68,8 +55,7 @@ class Hosts(msgspec.Struct, frozen=True):
             master=self.settings.master or hosts[0].rpartition("@")[2],
             port=_PORTS + digest % 6_000 * 2,
             setup="".join(f"{line}\n" for line in self.settings.setup),
-            agent=shlex.join(request.agent),
-            restarts=self.settings.restarts,
+            loop=shell.loop(shlex.join(request.agent), self.settings.restarts),
         )
 
     def check(self, request: JobRequest, script: str) -> None:

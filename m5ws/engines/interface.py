@@ -53,6 +53,8 @@ class Engine(Protocol):
     def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:
         """Start a job, and return its id in the engine. The caller may be gone before the job begins.
 
+        An engine whose user submits a file returns the command for it.
+
         The job waits for the end of the job with the id `after`, whatever its end is.
         """
 

@@ -1,21 +1,40 @@
 """A job for a run: checked, published and submitted."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from m5ws.config.settings import BatchCluster, HostsCluster, Settings, SlurmCluster
+from m5ws.config.settings import (
+    BatchCluster,
+    Cluster,
+    DstackCluster,
+    HostsCluster,
+    KubernetesCluster,
+    Settings,
+    SkyPilotCluster,
+    SlurmCluster,
+)
 from m5ws.engines.batch import Batch
 from m5ws.engines.hosts import Hosts
 from m5ws.engines.interface import Engine, EngineUnavailable, JobRequest
+from m5ws.engines.kubernetes import Kubernetes
 from m5ws.engines.slurm import Slurm
+from m5ws.engines.task_files import TaskFile
 from m5ws.errors import UnknownSchema, UsageError
 from m5ws.records.job import Job
 from m5ws.repository.references import jobs
 
-Cluster = SlurmCluster | HostsCluster | BatchCluster
+_ENGINES: dict[type[Cluster], Callable[[Any], Engine]] = {
+    SlurmCluster: Slurm,
+    HostsCluster: Hosts,
+    BatchCluster: Batch,
+    KubernetesCluster: Kubernetes,
+    SkyPilotCluster: TaskFile,
+    DstackCluster: TaskFile,
+}
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +47,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 def engine_of(cluster: Cluster) -> Engine:
     """Return the engine of a cluster."""
-    if isinstance(cluster, BatchCluster):
-        return Batch(cluster)
-    return Slurm(cluster) if isinstance(cluster, SlurmCluster) else Hosts(cluster)
+    return _ENGINES[type(cluster)](cluster)
 
 
 def cluster_of(settings: Settings, name: str) -> Cluster:
@@ -44,8 +61,8 @@ def cluster_of(settings: Settings, name: str) -> Cluster:
 def engine_of_job(settings: Settings, job: Job) -> Engine:
     """Return the engine of a job, with the cluster of these settings, or of the job's if these lack it.
 
-    A job stays on the hosts, or in the queue of AWS Batch, of its submission. Raises UnknownSchema for settings of
-    another version of m5ws.
+    A job stays on the hosts, in the queue of AWS Batch, or in the Kubernetes of its submission. Raises UnknownSchema
+    for settings of another version of m5ws.
     """
     own = settings.clusters.get(job.cluster)
     if not isinstance(own, SlurmCluster) or job.engine != "slurm":
@@ -111,9 +128,11 @@ def plan(
 
 
 def command_on_node(cluster: Cluster, *words: str) -> tuple[str, ...]:
-    """Return the words that run a command of m5ws on a node, with the scratch folder of the cluster."""
+    """Return the words that run a command of m5ws on a node, with the scratch folder and the region of the cluster."""
     scratch = ("--scratch", cluster.scratch) if cluster.scratch else ()
-    return (cluster.python or sys.executable, "-P", "-m", "m5ws", *words, *scratch)
+    # boto3 finds the credentials of an instance by itself, and not its region.
+    region = ("env", f"AWS_DEFAULT_REGION={cluster.region}") if cluster.region else ()
+    return (*region, cluster.python or sys.executable, "-P", "-m", "m5ws", *words, *scratch)
 
 
 def plan_prefetch(settings: Settings, cluster: str, run: str, store_url: str) -> Submission | None:
@@ -138,6 +157,7 @@ def plan_prefetch(settings: Settings, cluster: str, run: str, store_url: str) ->
         login=own.login,
         account=own.account,
         output=own.output,
+        region=own.region,
         partition=own.prefetch,
     )
     settings = msgspec.structs.replace(settings, clusters={**settings.clusters, cluster: small})

@@ -134,7 +134,7 @@ def _own(context: Context, environment: Mapping[str, str]) -> Iterator[str]:
     """Yield the folders of m5ws that ranks use. The folder around the work directory is the attempt's alone."""
     yield os.path.dirname(context.work_dir)
     yield from (context.spool_dir, context.log_dir, context.output_dir, context.copies, context.references)
-    yield from (context.files, *context.remotes)
+    yield from (context.files, context.local, *context.remotes)
     yield os.path.join(context.author_dir, ".m5ws")
     yield os.path.join(_folders(environment)["cache"], "m5ws")
     store = context.store.removeprefix("file://")

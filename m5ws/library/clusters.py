@@ -9,12 +9,14 @@ from pathlib import Path
 import msgspec
 
 from m5ws.attempts import planning
-from m5ws.config.settings import HostsCluster, Settings
+from m5ws.config.settings import BatchCluster, HostsCluster, Settings
 from m5ws.engines import submission
 from m5ws.engines.interface import NodeOutput
 from m5ws.engines.submission import Submission
+from m5ws.engines.task_files import TaskFile
 from m5ws.errors import M5Error, UsageError
-from m5ws.library import actions
+from m5ws.library import actions, crossings
+from m5ws.library.crossings import Crossing
 from m5ws.records.job import Cancel, Job
 from m5ws.records.run import Run
 from m5ws.repository.references import jobs, notes, runs
@@ -25,7 +27,7 @@ from m5ws.workspace import Workspace
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted job without its settings, and its id in the engine."""
+    """A submitted job without its settings, and its id in the engine, or the command that submits its file."""
 
     job: Job
     id: str
@@ -45,6 +47,9 @@ class Cluster:
             store = msgspec.structs.replace(self._settings.store, cache=self._own.cache)
             self._settings = msgspec.structs.replace(self._settings, store=store)
         self._engine = submission.engine_of(self._own)
+        if isinstance(self._engine, TaskFile):
+            # No snapshot captures a file in this folder.
+            self._engine = msgspec.structs.replace(self._engine, folder=workspace.home / "jobs")
         _refuse_private_store(workspace, self._own.shared, name)
 
     @property
@@ -68,6 +73,15 @@ class Cluster:
         planned = self.plan(run.id, nodes, tuple(word for each in env for word in ("--env", each)))
         first = submission.plan_prefetch(self._settings, self._name, run.id, self._workspace.store_url)
         return msgspec.structs.replace(planned, after=first)
+
+    @property
+    def queues(self) -> int:
+        """The number of the next queues, to which a job moves while `m5ws wait` runs."""
+        return len(self._own.elsewhere) if isinstance(self._own, BatchCluster) else 0
+
+    def crossing(self, repo: Repository, run: Run) -> Crossing | None:
+        """Return the bytes of a run that cross regions; None if neither its store nor its data is in S3."""
+        return crossings.of_run(repo, run, self._own)
 
     def refuse_unaccepted(self, planned: Submission) -> None:
         """Raise EngineUnavailable if the engine does not answer, or would not accept the job and the job before it."""

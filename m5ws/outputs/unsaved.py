@@ -7,17 +7,16 @@ attempt has not finished until both are published.
 import logging
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from m5ws.errors import NotFound
 from m5ws.outputs import storing
 from m5ws.records.launch import UNSAVED
-from m5ws.repository import presence, publishing
+from m5ws.repository import presence
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
-from m5ws.repository.transfer import closure, transfer
+from m5ws.repository.transfer import local_copies, transfer
 
 OUTPUTS = "unsaved-outputs"
 """Name of a file in an attempt's directory: the list of output files that the store did not take."""
@@ -68,21 +67,7 @@ def _publish_checkpoints(repo: Repository, run: str, folder: Path, opener: Opene
         return False
     names = checkpoints.names(source, run)
     for name in names:
-        digest, _ = checkpoints.read(source, run, name)
-        began = repo.objects.begin()
-        needs = closure.of_checkpoint(source, digest)
-        copy = partial(copy_objects, source, repo, needs)
-        copy()
-        publishing.publish(
-            repo,
-            lambda needs=needs: {bytes.fromhex(need) for need in needs},  # type: ignore[misc]
-            lambda name=name: publishing.create_once(  # type: ignore[misc]
-                repo, checkpoints.key(run, name), source.store.get(checkpoints.key(run, name))
-            ),
-            run=run,
-            began=began,
-            repair=copy,
-        )
+        local_copies.publish(source, repo, run, name)
     return bool(names)
 
 

@@ -65,11 +65,14 @@ class Saving(Record, frozen=True, kw_only=True):
 
     `asynchronous`: the training waits only for the copy of its state. `failures`: number of consecutive failed
     checkpoints that ends the training; None: never. `deadline_s`: time for the last save after a request to stop.
+    `local`: a folder on the local disk of each node, with variables of the node, where a copy of each checkpoint is
+    written before its upload.
     """
 
     asynchronous: bool = True
     failures: Annotated[int, msgspec.Meta(ge=1)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 110.0
+    local: Annotated[str, msgspec.Meta(pattern=r"\A[/$]")] | None = None
 
 
 class Trace(Record, frozen=True, kw_only=True):
@@ -131,8 +134,9 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     attempt follows, so an early end makes no checkpoint. The ranks of a script without a session are killed after step
     `killed_after`, if given, as by a crash. `copies` is the directory of the cache, of at most `copies_bytes`, and
     `references` the directory with copies of references. `files` is the directory of the cache for remote datasets, of
-    at most `files_bytes`. `remotes` are the folders in which datasets stay. `image`: the image in which the ranks run.
-    `access`: None if nothing is refused. `supervisor`: the process that may read the stacks of the ranks.
+    at most `files_bytes`. `local` is the folder of this node with copies of checkpoints. `remotes` are the folders in
+    which datasets stay. `image`: the image in which the ranks run. `access`: None if nothing is refused. `supervisor`:
+    the process that may read the stacks of the ranks.
     """
 
     store: str
@@ -160,6 +164,7 @@ class Context(Record, tag="context/1", frozen=True, kw_only=True):
     copies_bytes: int = 0
     files: str = ""
     files_bytes: int = 0
+    local: str = ""
     remotes: tuple[str, ...] = ()
     observing: Observing = Observing()
     image: str | None = None

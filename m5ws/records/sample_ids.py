@@ -4,7 +4,7 @@ Positions in an order are ranges by epoch: "0:1024-1040,1:0-8". Ids of the sampl
 "3-9,12-13" for integers, else a JSON list.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,15 @@ Range = tuple[int, int, int]
 def format_ranges(ranges: Iterable[Range]) -> str:
     """Return ranges as text, adjacent ranges as one: "0:1024-1040,1:0-8"."""
     return ",".join(f"{epoch}:{start}-{stop}" for epoch, start, stop in _merge(ranges))
+
+
+def format_sources(batches: Iterable[Mapping[str, Iterable[Range]]]) -> dict[str, str]:
+    """Return the ranges of each source in some batches as text."""
+    joined: dict[str, list[Range]] = {}
+    for ranges in batches:
+        for name, each in ranges.items():
+            joined.setdefault(name, []).extend(each)
+    return {name: format_ranges(ranges) for name, ranges in joined.items() if ranges}
 
 
 def parse_ranges(text: str) -> list[Range]:

@@ -1,7 +1,8 @@
 """Objects, named by the digest of exactly their bytes.
 
 All data is checked against its name before it is used (promise 5). Damage of a disk, cache or transfer raises an error
-here and nowhere else. Before that, a caching store reads the object again from its origin.
+here and nowhere else. Before that, a caching store reads the object again from its origin, and bytes of a copy on this
+machine (`Objects.near`) are replaced by bytes of the store.
 
 Data in memory is stored in slices of objects. Large buffers are split on a fixed grid of `Format.chunk_bytes`, one
 object per piece. Small buffers are joined into packs in the given order. The object of a byte depends only on sizes and
@@ -11,12 +12,13 @@ order.
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import blake3
 
-from m5ws.errors import CorruptObject, NotFound, ObjectExists
+from m5ws.errors import CorruptObject, M5Error, NotFound, ObjectExists
 from m5ws.records import codec
 from m5ws.records.base import Digest, Record
 from m5ws.records.store import Format
@@ -57,6 +59,10 @@ class Objects:
         self._done_plans = done_plans
         self._began: frozenset[str] | None = None
         self._beginning = threading.Lock()
+        self.near: ObjectStore | None = None
+        """A store on this machine with copies of some objects, which are read first."""
+        self.damaged_near: set[str] = set()
+        """Keys of damaged copies in `near`, which were read from the store."""
 
     def begin(self) -> frozenset[str]:
         """Return the gc plans that were done before the first existence check of this process.
@@ -160,7 +166,11 @@ class Objects:
         raise _not_as_written(self.store, wrong)
 
     def _readings(self, *where: Any) -> Iterator[bytes]:
-        """Yield readings of an object: first a cache's copy, if there is one, then the store's."""
+        """Yield readings of an object: first a copy on this machine, if there is one, then the store's."""
+        if (near := self._read_near(*where)) is not None:
+            yield near
+            # A reader takes another reading only after a checksum mismatch.
+            self.damaged_near.add(where[0])
         try:
             data = self.store.get(*where)
         except NotFound as error:
@@ -168,6 +178,13 @@ class Objects:
         yield data
         for _ in range(_READS - 1):
             yield self.store.refetch(*where) if isinstance(self.store, CachedStore) else self.store.get(*where)
+
+    def _read_near(self, *where: Any) -> bytes | None:
+        """Return a reading of a copy in `near`; None if there is none, or if the disk cannot read it."""
+        if self.near is not None:
+            with suppress(M5Error, OSError):
+                return self.near.get(*where)
+        return None
 
     def _cut(self, data: bytes, parts: Sequence[Slice]) -> tuple[list[memoryview], Slice | None]:
         """Return slices of `data`, and the first slice with a checksum mismatch."""

@@ -66,7 +66,8 @@ class Feed:
     """Names of the generators in a loader."""
 
     def __init__(self, loader: Any, batches: BatchDigest | None, restart: bool = False) -> None:
-        self._loader = loader
+        # A framework's form of a loader of m5ws.data has no position of its own.
+        self._loader = getattr(loader, "m5ws_loader", loader)
         self._batches = batches
         self._restart = restart
         self._iterator: Iterator[Any] | None = None
@@ -103,7 +104,7 @@ class Feed:
     def order(self) -> tuple[dict[str, Any], dict[str, bytes]] | None:
         """Return the loader's description of its order, and the indexes in it by digest; None without one."""
         describe = getattr(self._loader, "description", None)
-        if describe is None or not hasattr(self._loader, "take_consumed"):
+        if not hasattr(self._loader, "take_consumed"):
             return None
         indexes: dict[str, bytes] = {}
 
@@ -112,7 +113,8 @@ class Feed:
             indexes[name] = content
             return name
 
-        return describe(put), indexes
+        description = describe(put) if describe is not None else None
+        return (description, indexes) if description is not None else None
 
     @property
     def workers(self) -> int:

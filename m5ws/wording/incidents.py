@@ -27,7 +27,8 @@ def describe_advice(cause: Cause) -> str:
 def describe_exclusion(incident: Incident, job: Job) -> str | None:
     """Return the way to leave out the host of an incident that is to blame; None without such a host or way."""
     is_to_blame = incident.cause is not None and incident.cause.owner == "infrastructure"
-    if not is_to_blame or incident.host is None or job.engine == "batch":  # Batch itself chooses instances.
+    # The other engines themselves choose machines.
+    if not is_to_blame or incident.host is None or job.engine not in ("slurm", "hosts"):
         return None
     change = f'add "--exclude={incident.host}" to directives' if job.engine == "slurm" else "remove it from hosts"
     again = f"`m5ws resume {incident.run} --on {job.cluster}`"

@@ -4,6 +4,7 @@ import importlib
 import json
 import pkgutil
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 import m5ws
 from m5ws import workspace
 from m5ws.cli import BUG, COMMANDS, INTERRUPTED, NO_READER, reference
-from m5ws.config.settings import HostsCluster, Settings, SlurmCluster
+from m5ws.config.settings import Cluster, HostsCluster, Settings, SlurmCluster
 from m5ws.errors import M5Error
 from m5ws.records.cause import Rule
 
@@ -89,6 +90,16 @@ def test_every_setting_of_a_named_table_is_documented_with_its_default(kind: typ
             "required" if field.required else "none" if field.default is None else f"`{json.dumps(field.default)}`"
         )
         assert rows[field.name] == written
+
+
+@pytest.mark.parametrize("kind", get_args(Cluster))
+def test_every_key_of_a_cluster_names_its_engine(kind: type[msgspec.Struct]) -> None:
+    body = _page("configuration.md").split("## [clusters.NAME]\n")[1].split("\n## ")[0]
+    assert f'`"{kind.__struct_config__.tag}"`' in body
+    rows = {row.split("`")[1]: row for row in body.splitlines() if row[:3] == "| `"}
+    shared = {field.name for field in msgspec.structs.fields(SlurmCluster)} & set(HostsCluster.__struct_fields__)
+    for name in kind.__struct_fields__:
+        assert name in shared or f"`{kind.__struct_config__.tag}`" in rows[name]
 
 
 def test_every_variable_that_is_read_is_documented() -> None:

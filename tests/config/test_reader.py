@@ -22,6 +22,7 @@ def _read(tmp_path: Path, text: str) -> Settings:
 _RULE = "title = 't'\nadvice = 'a'\nowner = 'user'\nretry = true\n"
 
 
+_PODS = f"[clusters.a]\nengine = 'kubernetes'\ncpus_per_node = 1\nmemory_mib = 64\nimage = 'a@sha256:{'a' * 64}'\n"
 _QUEUE = "[clusters.a]\nengine = 'batch'\nqueue = 'q'\ncpus_per_node = 1\nmemory_mib = 64\n"
 
 
@@ -67,6 +68,10 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         (f"{_QUEUE}timeout_s = 59\n", ("m5ws.toml:6: ", "'clusters.a.timeout_s'", "60")),
         (f"{_QUEUE}timeout_s = 300\n", ("m5ws.toml:6: ", "'clusters.a'", "above warn_s, which is 300")),
         (f"{_QUEUE}hosts = ['b']\n", ("m5ws.toml:6: ", "'clusters.a.hosts'")),
+        (_PODS.replace("image", "#"), ("m5ws.toml:1: ", "'clusters.a'", "needs image")),
+        (f"{_PODS}grace_s = 129\n", ("m5ws.toml:1: ", "'clusters'", "20 s longer than 'checkpoint.deadline_s'")),
+        (f"{_PODS}[checkpoint]\ndeadline_s = 200\n", ("m5ws.toml:7: ", "'checkpoint.deadline_s'", "grace_s")),
+        ("[clusters.a]\nengine = 'k8s'\n", ("m5ws.toml:1: ", "'clusters.a'", '"kubernetes" or "skypilot" or "dstack"')),
         ("[store]\nregion = 'eu-west-1'\n", ("m5ws.toml:2: ", "'store.region'", "'store.url'", "s3://")),
         (
             "[store]\nurl = 's3://team/a'\nsse_kms_key = 'alias/a'\n",

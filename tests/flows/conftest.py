@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.kubernetes import api_server as api_servers
+from tests.support.kubernetes import controller as controllers
+from tests.support.kubernetes.api_server import Server
+from tests.support.kubernetes.controller import Controller
 from tests.support.machine import batch_queue, ssh_hosts
 from tests.support.machine import slurm as slurm_servers
 from tests.support.machine.agents import Agents
@@ -95,6 +99,41 @@ cpus_per_node = 2
 memory_mib = 4096
 python = "{sys.executable}"
 scratch = "{tmp_path}/scratch-$AWS_BATCH_JOB_NODE_INDEX"
+shared = ["{tmp_path}"]
+restarts = 2
+"""
+    return lambda workspace: _with(workspace, lines)
+
+
+@pytest.fixture(scope="module")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with api_servers.running(tmp_path_factory.mktemp("kubernetes")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory, api_server: Server) -> Iterator[Controller]:
+    with (
+        controllers.in_namespaces(2) as nodes,
+        controllers.running(api_server, nodes, tmp_path_factory.mktemp("pods")) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def on_kubernetes(
+    tmp_path: Path, api_server: Server, pods: Controller, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Workspace], Workspace]:
+    """A function that adds the server of Kubernetes to a workspace, as the cluster `k8s`."""
+    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig))
+    lines = f"""
+[clusters.k8s]
+engine = "kubernetes"
+image = "{batch_queue.IMAGE}"
+cpus_per_node = 2
+memory_mib = 4096
+python = "{sys.executable}"
+scratch = "{tmp_path}/scratch-$JOB_COMPLETION_INDEX"
 shared = ["{tmp_path}"]
 restarts = 2
 """

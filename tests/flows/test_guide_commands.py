@@ -38,6 +38,8 @@ _ELSEWHERE = {
     "sync ": "tests/cli/test_sync.py",
     "ui ": "tests/tracking/test_client.py",
     "--on cloud": "tests/flows/test_batch_jobs.py",
+    "--on k8s": "tests/flows/test_kubernetes_jobs.py",
+    "--on sky": "tests/flows/test_task_file_jobs.py",
     "--on ": "tests/flows/test_clusters.py",
     "cancel ": "tests/flows/test_clusters.py",
     "cause --wrong": "tests/cli/test_cause.py",

@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from m5ws.errors import UsageError
-from m5ws.records.ledger import CheckpointPublished, Phase
+from m5ws.records.ledger import CheckpointPublished, DataOrder, Phase, Step
+from m5ws.records.sample_ids import Range, parse_ranges
 from m5ws.training.state.plain_state import RestoreError
 from tests.training.conftest import SCRIPTS
 
@@ -91,6 +92,61 @@ def test_a_resume_at_any_checkpoint_is_exact(
         assert again.states(0) == {s: value for s, value in whole.states(0).items() if s >= event.step}, event.step
         if event.step < last:
             assert again.contents[last] == whole.contents[last], event.step
+
+
+def _loader_cases() -> Iterator[Any]:
+    for accumulate, workers in ((1, 1), (4, 0)):
+        for use in (frameworks.use_trainer, frameworks.use_lightning):
+            settings = {"accumulate": accumulate, "by_epochs": accumulate == 1}
+            yield pytest.param(use, settings, workers, id=f"{use.__name__}, {settings}")
+    for form in ("dataloader", "iterable_dataset"):
+        yield pytest.param(frameworks.use_session, {"form": form}, 0, id=form)
+
+
+@pytest.mark.parametrize(("use", "settings", "workers"), list(_loader_cases()))
+def test_a_resume_with_a_loader_of_m5ws_is_exact_and_records_the_samples(
+    use: Any, settings: dict[str, Any], workers: int, in_process: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    collate, made = frameworks._collate, [0]
+
+    def count(rows: list[Any]) -> Any:
+        made[0] += 1
+        return collate(rows)
+
+    monkeypatch.setattr(frameworks, "_collate", count)
+
+    def script() -> None:
+        made[0] = 0
+        use(loader=frameworks.make_loader(workers=workers), **settings)
+
+    whole, error = in_process(script, checkpoint_at=range(1, 99), fingerprint_at=())
+    assert error is None, error
+    steps = _samples(whole)
+    # 26 samples in 9 batches: the last batch of an epoch begins the next epoch of the samples.
+    sizes = [12, 12, 3] if settings.get("accumulate") == 4 else [3]
+    assert [sum(stop - start for _, start, stop in ranges) for ranges in steps.values()] == [
+        sizes[number % len(sizes)] for number in range(len(steps))
+    ]
+    places = [26 * epoch + place for ranges in steps.values() for epoch, *ends in ranges for place in range(*ends)]
+    assert places == [*range(len(places))]
+    assert whole.of(DataOrder)
+    published = whole.of(CheckpointPublished)
+    for event in (published[1], published[len(published) // 2], published[-2]):
+        torch.rand(event.step)
+        again, error = in_process(script, resume=event.checkpoint, checkpoint_at=range(1, 99), fingerprint_at=())
+        assert error is None, (event.step, error)
+        assert again.steps(0) == {s: value for s, value in whole.steps(0).items() if s > event.step}, event.step
+        rest = {s: value for s, value in steps.items() if s > event.step}
+        assert _samples(again) == rest, event.step
+        # In this process if there are no workers. Batches that were done are not made again.
+        assert workers or made[0] == sum(stop - start for ranges in rest.values() for _, start, stop in ranges) / 3
+        assert again.contents[max(steps)] == whole.contents[max(steps)], event.step
+
+
+def _samples(attempt: Any) -> dict[int, list[Range]]:
+    """Return the ranges of samples that each step consumed."""
+    return {event.step: parse_ranges(event.samples["web"]) for event in attempt.of(Step)}
 
 
 _REFUSED = {

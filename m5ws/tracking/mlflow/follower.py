@@ -36,7 +36,7 @@ from m5ws.store import open_store
 from m5ws.tracking.interface import TRACKED, UNTOLD, SyncReport
 from m5ws.tracking.mlflow import tags
 from m5ws.tracking.mlflow.metrics import Point, Points
-from m5ws.tracking.mlflow.uri import artifacts_dir, database
+from m5ws.tracking.mlflow.uri import database, location
 
 _MOST_POINTS = 1000
 """Points that are tried at once. One call takes 1,000 metrics."""
@@ -54,12 +54,18 @@ class FollowerOptions(msgspec.Struct, frozen=True, kw_only=True):
     runs_dir: str
     tracking_uri: str
     experiment: str
+    store_id: str | None = None
     once: bool = False
 
     @property
     def directory(self) -> Path:
         """The directory of the run on this machine. Elsewhere it does not exist."""
         return Path(self.runs_dir, self.run)
+
+    @property
+    def location(self) -> str | None:
+        """The location of the artifacts of a new experiment; None for the server's own."""
+        return location(self.tracking_uri, self.store_id)
 
 
 class Follower:
@@ -244,8 +250,7 @@ class Follower:
             options = self._options
             client = self._connect(options.tracking_uri)
             started_ms = int((self._started_s or subject.run.created_s) * 1000)
-            artifacts = artifacts_dir(options.tracking_uri)
-            self._page = open_page(client, options.experiment, artifacts, subject, started_ms)
+            self._page = open_page(client, options.experiment, options.location, subject, started_ms)
             self._described, self._listed = None, 0
         return self._page
 
@@ -298,8 +303,12 @@ def _lock_pages(options: FollowerOptions) -> Iterator[None]:
 
 
 def limit_requests() -> None:
-    """Have MLflow give up after seconds, and send no telemetry. By default it retries for minutes."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    """Have MLflow give up after seconds, and send no telemetry. By default it retries for minutes.
+
+    Its client repeats no request: if only the answer was lost, a repetition would create a second page or model. The
+    follower begins again with a look at the records that exist.
+    """
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

@@ -18,6 +18,7 @@ from m5ws.tracking.mlflow.logged_models import CHECKPOINT_TAG
 from m5ws.tracking.mlflow.metrics import PREFIX
 from m5ws.tracking.mlflow.pages import pages
 from m5ws.tracking.mlflow.run_page import find
+from m5ws.tracking.mlflow.uri import SCHEME
 
 _SYSTEM = "system/"
 
@@ -44,7 +45,7 @@ def load(tracking_uri: str, store_url: str, run_id: str) -> LoggedResults:
             for name, value in run.data.params.items():
                 if own.get(name) != value:
                     parameters[name].add((0, value))
-            for name, fetch in (*_artifacts(tracking_uri, mlflow, mlflow_id), *_models(tracking_uri, mlflow, run)):
+            for name, fetch in (*_artifacts(tracking_uri, mlflow, run), *_models(tracking_uri, mlflow, run)):
                 artifacts[name].append(fetch)
     return LoggedResults(
         metrics={name: frozenset(points) for name, points in metrics.items()},
@@ -59,7 +60,11 @@ def _own_parameters(store_url: str, run_id: str) -> dict[str, str]:
     return params.params(repo, tags.load(repo, run_id))
 
 
-def _artifacts(tracking_uri: str, mlflow: Any, mlflow_id: str) -> Iterator[tuple[str, Fetch]]:
+def _artifacts(tracking_uri: str, mlflow: Any, run: Any) -> Iterator[tuple[str, Fetch]]:
+    """Yield the files that a script logged. A location of m5ws has none."""
+    if run.info.artifact_uri.startswith(SCHEME):
+        return
+    mlflow_id = run.info.run_id
     for path in _walk(lambda folder: mlflow.list_artifacts(mlflow_id, folder)):
         yield path, partial(_fetch, tracking_uri, f"runs:/{mlflow_id}/{path}")
 

@@ -21,7 +21,7 @@ from typing import IO
 
 from m5ws import locks
 from m5ws.errors import M5Error, MissingExtra
-from m5ws.tracking.mlflow.uri import artifacts_dir, database
+from m5ws.tracking.mlflow.uri import artifacts_dir, database, location
 
 
 class SchemaError(M5Error):
@@ -125,7 +125,7 @@ def main(tracking_uri: str, experiment: str) -> None:
     # Opening creates a database that does not exist. Some versions cannot create a database by an upgrade.
     if (path := database(tracking_uri)) is not None and path.exists():
         upgrade.main([tracking_uri], standalone_mode=False)
-    open_experiment(MlflowClient(tracking_uri), experiment, artifacts)
+    open_experiment(MlflowClient(tracking_uri), experiment, location(tracking_uri, None))
 
 
 if __name__ == "__main__":

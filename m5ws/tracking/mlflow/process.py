@@ -15,6 +15,8 @@ import select
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -98,7 +100,19 @@ def _prepare_process(options: FollowerOptions) -> None:
     warnings.simplefilter("ignore")
     # Before the priority is lowered: a script may wait for the schema.
     migrations.migrate(options.tracking_uri, options.experiment)
+    yield_processors()
+
+
+def yield_processors() -> None:
+    """Give this process the lowest priority.
+
+    Linux shares processors between sessions first, whatever the priorities inside a session are (`man 7 sched`,
+    autogroup). So a session of its own needs the lowest priority too.
+    """
     os.nice(19)
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):  # a kernel without autogroups
+            Path("/proc/self/autogroup").write_text("19")
 
 
 def _wait(limit_s: float | None) -> tuple[bool, bool]:

@@ -7,7 +7,6 @@ before is sent again, and MLflow's database has each of its rows once.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from m5ws.records.run import Run
@@ -178,12 +177,12 @@ def order(run: Any) -> tuple[int, int, int, str]:
     return attempt, rank, run.info.start_time or 0, run.info.run_id
 
 
-def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Subject, started_ms: int) -> RunPage:
+def open_page(client: Any, experiment: str, location: str | None, subject: Subject, started_ms: int) -> RunPage:
     """Return the run's page: the existing page, or the page that its script started, or a new page."""
     run_ids = find(client, subject.run.id)
     if not run_ids:
         created = client.create_run(
-            open_experiment(client, experiment, artifacts),
+            open_experiment(client, experiment, location),
             start_time=started_ms,
             tags={RUN_TAG: subject.run.id, DELIVERED_TAG: _written(_NOTHING)},
             run_name=mlflow_subject.name(subject.run),
@@ -194,15 +193,14 @@ def open_page(client: Any, experiment: str, artifacts: Path | None, subject: Sub
     return page
 
 
-def open_experiment(client: Any, name: str, artifacts: Path | None) -> str:
-    """Return the experiment's id. A missing experiment is created, with its files in `artifacts`."""
+def open_experiment(client: Any, name: str, location: str | None) -> str:
+    """Return the experiment's id. A missing experiment is created, with its artifacts at `location`."""
     from mlflow.exceptions import MlflowException
 
     existing = client.get_experiment_by_name(name)
     if existing is not None:
         return str(existing.experiment_id)
     try:
-        location = artifacts.as_uri() if artifacts else None
         return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
     except MlflowException:
         # Another process was first. If not, the next query raises the error.

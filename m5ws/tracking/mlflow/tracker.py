@@ -82,17 +82,24 @@ class DeliveringProcess:
 class Mlflow:
     """`Tracker` on the MLflow at `tracking_uri`, for the runs of the store at `store_url`.
 
-    `runs_dir` has the directory of each run of this machine.
+    `runs_dir` has the directory of each run of this machine. `store_id` is the store's id in M5WS_STORES of the server.
     """
 
     def __init__(
-        self, tracking_uri: str, experiment: str, store_url: str, runs_dir: Path, remedy: str = "`m5ws ui --deliver`"
+        self,
+        tracking_uri: str,
+        experiment: str,
+        store_url: str,
+        runs_dir: Path,
+        remedy: str = "`m5ws ui --deliver`",
+        store_id: str | None = None,
     ) -> None:
         self.tracking_uri = tracking_uri
         self.remedy = remedy
         self.experiment = experiment
         self._store_url = store_url
         self._runs_dir = runs_dir
+        self._store_id = store_id
 
     def announce(self) -> None:
         announce(self.tracking_uri)
@@ -162,5 +169,6 @@ class Mlflow:
             runs_dir=str(self._runs_dir),
             tracking_uri=self.tracking_uri,
             experiment=self.experiment,
+            store_id=self._store_id,
             once=once,
         )

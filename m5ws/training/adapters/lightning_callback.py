@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from m5ws.training.adapters.training import Training, Unsupported, refuse
+from m5ws.training.adapters.training import Training, Unsupported, has_position, refuse
 from m5ws.training.compat import lightning as internals
 from m5ws.training.runtime import context
 
@@ -46,7 +46,8 @@ def _refuse(trainer: Any, module: Any, world: int) -> None:
     plateau = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
     restoring = [item for item in (module, *trainer.callbacks) if _overrides(item, "on_load_checkpoint")]
     kinds = {kind.__name__ for item in trainer.callbacks for kind in type(item).__mro__}
-    iterable = any(isinstance(getattr(item, "dataset", None), IterableDataset) for item in _loaders(trainer))
+    others = [item for item in _loaders(trainer) if not has_position(item)]
+    iterable = any(isinstance(getattr(item, "dataset", None), IterableDataset) for item in others)
     modes = {
         f"the strategy {strategy}: m5ws.session() restores FSDP2 and DeepSpeed": strategy not in _STRATEGIES,
         "processes that Lightning starts itself: start them by torchrun": world != trainer.world_size,

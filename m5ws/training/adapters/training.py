@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from m5ws.errors import UsageError
+from m5ws.records import sample_ids
 from m5ws.training import dataloader
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime.context import ActiveRank
@@ -25,6 +26,7 @@ from m5ws.training.state import plain_state, rng
 from m5ws.training.state.plain_state import RestoreError
 
 _SESSION = "Remove the line of the adapter: the script is then observed. Or write the loop with m5ws.session()."
+_FORK = "`m5ws fork RUN` goes on with other data, as a run of its own."
 _WORK = "{work}"
 """Stands for the work directory, whose path differs between attempts."""
 _NESTED = ("sampler", "batch_sampler", "synchronized_generator")
@@ -41,6 +43,11 @@ def refuse(framework: str, modes: Mapping[str, Any]) -> None:
     for mode, is_used in modes.items():
         if is_used:
             raise Unsupported(f"the adapter of {framework} does not support {mode}")
+
+
+def has_position(loader: Any) -> bool:
+    """Return True for the DataLoader of a loader of m5ws.data, which is an IterableDataset with a position."""
+    return hasattr(loader, "m5ws_loader") and hasattr(loader, "leave_out")
 
 
 class Training:
@@ -80,7 +87,7 @@ class Training:
         if Training.recorded_rank is self._active:
             raise Unsupported("an adapter records one training of a process, and this is the second training")
         Training.recorded_rank = self._active
-        self._loader.hold(loaders)
+        self._loader.hold(loaders, self.position)
         self._optimizer = optimizer[0] if isinstance(optimizer, list) else optimizer
         self._session = session(
             model, optimizer, scheduler=scheduler, loader=self._loader, total_steps=total_steps, state=state
@@ -149,6 +156,7 @@ class Training:
                 raise Unsupported("the framework trains more steps than it announced when it began")
             self.is_open = True
             self._rate = self._optimizer.param_groups[0]["lr"]
+        self._loader.take_batch()
         if self.is_open:
             self._session.observe(digest)
 
@@ -186,6 +194,7 @@ class Training:
             "at_epoch": rng.encode(self._at_epoch),
             "before_read": None if before is None else rng.encode(before),
             "next": self._next,
+            "samples": self._loader.samples,
         }
 
     def _end_step(self) -> None:
@@ -200,12 +209,15 @@ class Training:
             raise RestoreError(
                 "the data does not continue where the checkpoint was made: the next batch differs",
                 hint="The order or the examples of the loader depend on more than its seeds, such as random numbers of "
-                "worker processes. `m5ws fork RUN` goes on with other data, as a run of its own.",
+                "worker processes. " + _FORK,
             )
 
 
 class _Position:
-    """The position of a training, as the data loader of its session."""
+    """The position of a training, as the data loader of its session.
+
+    `samples` is the position of a loader of m5ws.data after the batches that the steps read; None for other loaders.
+    """
 
     num_workers = 0
 
@@ -214,10 +226,28 @@ class _Position:
         self.named: dict[str, torch.Generator] = {}
         self.generator: torch.Generator | None = None
         self.sampler = SimpleNamespace(generator=None)
+        self.samples: dict[str, Any] | None = None
+        self._own: Any = None
+        self._consumed: list[Any] = []
 
-    def hold(self, loaders: Iterable[Any]) -> None:
-        """Take the generators and the number of workers of the framework's loaders. Raises Unsupported."""
+    def hold(self, loaders: Iterable[Any], position: Mapping[str, Any] | None) -> None:
+        """Take the generators and the number of workers of the framework's loaders. Raises Unsupported.
+
+        A loader of m5ws.data goes to the position, and reads none of the batches that the framework leaves out.
+        """
         loaders = list(loaders)
+        own = [loader for loader in loaders if has_position(loader)]
+        if len(own) > 1:
+            raise Unsupported("more than one loader of m5ws.data: give one loader a mixture of sources")
+        if own:
+            self._own = own[0].m5ws_loader
+            self.samples = self._own.state_dict()
+        if own and position is not None and position.get("samples") is not None:
+            self.samples = position["samples"]
+            try:
+                own[0].leave_out(self.samples)
+            except ValueError as error:
+                raise RestoreError(f"the data loader does not accept its position: {error}", hint=_FORK) from error
         found = list({id(item): item for loader in loaders for item in _generators(loader)}.values())
         if len(found) > len(dataloader.Feed.NAMES):
             raise Unsupported(f"the data loaders have {len(found)} generators of their own")
@@ -225,6 +255,21 @@ class _Position:
         self.generator = self.named.get("loader")
         self.sampler = SimpleNamespace(generator=self.named.get("sampler"))
         self.num_workers = max((int(loader.num_workers) for loader in loaders if self._loses(loader)), default=0)
+
+    def take_batch(self) -> None:
+        """Take the position and the samples of the batch that a step reads: the framework may have read ahead."""
+        if self._own is not None:
+            self.samples, ranges = self._own.take_batch()
+            self._consumed.append(ranges)
+
+    def take_consumed(self) -> dict[str, str]:
+        """Return the samples of a loader of m5ws.data that the step has consumed."""
+        consumed, self._consumed = self._consumed, []
+        return sample_ids.format_sources(consumed)
+
+    def description(self, put: Callable[[bytes], str]) -> dict[str, Any] | None:
+        """Return the description of the order of a loader of m5ws.data; None for other loaders."""
+        return self._own.description(put) if self._own is not None else None
 
     def _loses(self, loader: Any) -> bool:
         """Return True if the generators in a loader's workers differ from an uninterrupted training."""

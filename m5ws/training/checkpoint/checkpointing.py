@@ -6,7 +6,7 @@ itself.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from m5ws.records import codec
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import CheckpointPublished, State
+from m5ws.records.store import Format as StoreFormat
 from m5ws.records.tree import Slice
 from m5ws.repository import contents
 from m5ws.repository.contents import PartList
@@ -26,6 +27,7 @@ from m5ws.repository.publishing import ObjectDeleted
 from m5ws.repository.references import checkpoints
 from m5ws.repository.removals import Removed
 from m5ws.repository.repository import Repository
+from m5ws.repository.transfer import local_copies
 from m5ws.store.local import LocalStore
 from m5ws.training.backends.base import Backend, Plain, Saved, Staged
 from m5ws.training.fingerprint import fingerprint
@@ -116,6 +118,9 @@ def save(
     tensors = fingerprint.fingerprints(staged.tensors(), group)
     record_fingerprints(active, moment.step, tensors.values, moment.rank["generators"])
     saving = _Saving(active, staged, format_, group, moment, tensors)
+    if active.context.saving.local is not None and active.context.goes_on:
+        # Before the upload: a restart after a kill uploads from here.
+        saving.write_copy()
     outcome = _Outcome()
     for number in range(tries):
         if number:
@@ -176,20 +181,36 @@ class _Saving:
 
         `reason` ends the notice about the kept checkpoint.
         """
-        repo, problem = None, None
-        try:
-            repo = Repository.create(LocalStore(folder), self.active.repo.compatible_format)
-        except (M5Error, OSError) as error:
-            problem = f"{type(error).__name__}: {error}"
-        problem = next(filter(None, collectives.gather(problem, self.group)), None)
-        if repo is not None and problem is None:
-            problem = replace(self, active=replace(self.active, repo=repo)).try_once().problem
+        problem = self._save_here(lambda form: Repository.create(LocalStore(folder), form))
         if self.active.rank == 0:
             step = self.moment.step
             message = f"the checkpoint after step {step} is kept on this machine: {reason}"
             if problem is not None:
                 message = f"the checkpoint after step {step} is not kept on this machine: {problem}"
             self.active.notice("checkpoint-kept" if problem is None else "limit", message, step)
+
+    def write_copy(self) -> None:
+        """Write a copy on the local disks of all nodes, if these have room; collective. Raises as `try_once`."""
+        context, step = self.active.context, self.moment.step
+        name = checkpoints.name(step, context.attempt)
+        problem = self._save_here(lambda form: local_copies.create(context.local, context.run, name, form))
+        if problem is not None:
+            local_copies.remove(context.local, context.run, name)
+            if self.active.rank == 0:
+                message = f"the checkpoint after step {step} has no copy on the nodes, and is uploaded alone: {problem}"
+                self.active.notice_once("local", message, step)
+
+    def _save_here(self, create: Callable[[StoreFormat], Repository]) -> str | None:
+        """Save into a store on each rank's machine. Return the problem, equal on all ranks. Raises as `try_once`."""
+        repo, problem = None, None
+        try:
+            repo = create(self.active.repo.compatible_format)
+        except (M5Error, OSError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        problem = next(filter(None, collectives.gather(problem, self.group)), None)
+        if repo is None or problem is not None:
+            return problem
+        return replace(self, active=replace(self.active, repo=repo)).try_once().problem
 
     def try_once(self) -> _Outcome:
         """Try to save once; collective, and the outcome is equal on all ranks. Raises Fenced, on all ranks."""
@@ -286,10 +307,24 @@ class RestoredState:
 def load(active: ActiveRank, backend: Backend, group: Group, digest: Digest) -> RestoredState:
     """Restore the backend to a checkpoint, and return the rest of its state; collective.
 
-    Raises NotFound, CorruptObject, RestoreError.
+    Bytes come from this node's copy, as far as there is an intact copy. Raises NotFound, CorruptObject, RestoreError.
     """
     objects = active.repo.objects
     checkpoint = objects.get_record(digest, Checkpoint)
+    name = checkpoints.name(checkpoint.step, checkpoint.attempt)
+    objects.near = local_copies.find(active.context.local, checkpoint.run, name)
+    try:
+        return _load(active, backend, group, checkpoint)
+    finally:
+        objects.near = None
+        if damaged := sorted(objects.damaged_near):
+            message = f"{len(damaged)} objects of this node's copy of checkpoint {name} are damaged, and were read from"
+            active.notice("limit", f"{message} the store: {damaged[0]}", checkpoint.step)
+            objects.damaged_near.clear()
+
+
+def _load(active: ActiveRank, backend: Backend, group: Group, checkpoint: Checkpoint) -> RestoredState:
+    objects = active.repo.objects
     content = objects.get_record(checkpoint.content, Content)
     if content.format != backend.format:
         raise RestoreError(f"the checkpoint is of format {content.format}, and this training reads {backend.format}")

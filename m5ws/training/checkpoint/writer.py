@@ -136,7 +136,6 @@ class CheckpointWriter:
         self._group = collectives.new_group()
         self._saver = Saver(self._saving.failures)
         self._buffers = HostBuffers()
-        self._reported_memory = False
 
     def raise_errors(self) -> None:
         """Raise the errors of a save that has ended, as `Saver.join` does."""
@@ -227,11 +226,9 @@ class CheckpointWriter:
         free = min(hardware.free_memory(Path("/")).values(), default=0)
         if needed * ranks <= _SHARE * free:
             return True
-        if not self._reported_memory:
-            self._reported_memory = True
-            self._active.notice(
-                "limit",
-                f"a copy of the state takes {needed >> 20} MiB on each of {ranks} ranks, {free >> 20} MiB are free: "
-                "the training stops while a checkpoint is saved",
-            )
+        self._active.notice_once(
+            "memory",
+            f"a copy of the state takes {needed >> 20} MiB on each of {ranks} ranks, {free >> 20} MiB are free: "
+            "the training stops while a checkpoint is saved",
+        )
         return False

@@ -39,6 +39,7 @@ class ActiveRank:
     world: int
     facts: Mapping[str, str | None] = field(default_factory=dict)
     imports: Imports = field(default_factory=Imports)
+    _noticed: set[str] = field(default_factory=set)
 
     def emit(self, kind: type[Event], /, **fields: Any) -> Digest:
         """Append an event to this rank's chain, and return the chain's head."""
@@ -47,6 +48,12 @@ class ActiveRank:
     def notice(self, kind: NoticeKind, message: str, step: int | None = None) -> None:
         """Append a message for people."""
         self.emit(Notice, kind=kind, message=message, step=step, rank=self.rank)
+
+    def notice_once(self, topic: str, message: str, step: int | None = None) -> None:
+        """Append a notice about a limit, unless this rank has one about the topic."""
+        if topic not in self._noticed:
+            self._noticed.add(topic)
+            self.notice("limit", message, step)
 
     def note_imports(self) -> None:
         """Append the imports since the last call, if there are any, and the imports that no snapshot contains."""

@@ -1,12 +1,14 @@
 """A long link on loopback: a process that relays TCP, and delays each byte by a fixed time.
 
-Bytes are delayed but not serialised, as on a long link without loss. A new connection costs one more round trip, as
-TCP's handshake does. Slow start and a limited rate are not simulated.
+Bytes are delayed but not serialised, as on a long link without loss. With a rate, all connections share that rate in
+each direction. A new connection costs one more round trip, as TCP's handshake does. Slow start is not simulated.
 
-`python tests/support/network/delay_line.py HOST:PORT RTT_MS` prints its port as JSON and ends when its stdin closes.
+`python tests/support/network/delay_line.py HOST:PORT RTT_MS [MB_PER_S]` prints its port as JSON and ends when its
+stdin closes.
 """
 
 import asyncio
+import math
 import sys
 from collections import deque
 
@@ -15,11 +17,23 @@ _BUFFER_BYTES = 1 << 20
 _ON_ITS_WAY_BYTES = 64 << 20
 
 
-class End(asyncio.BufferedProtocol):
-    """One end of a relayed connection. Received bytes are written to `peer`, `delay_s` later."""
+class Lane:
+    """One direction of the link, which all connections share: a delay, and a rate in bytes per second."""
 
-    def __init__(self, delay_s: float) -> None:
-        self._delay_s = delay_s
+    def __init__(self, delay_s: float, rate: float) -> None:
+        self.delay_s, self._rate, self._free_s = delay_s, rate, 0.0
+
+    def arrival_s(self, now_s: float, size_bytes: int) -> float:
+        """Return the time at which bytes that are sent now arrive."""
+        self._free_s = max(now_s, self._free_s) + size_bytes / self._rate
+        return self._free_s + self.delay_s
+
+
+class End(asyncio.BufferedProtocol):
+    """One end of a relayed connection. Received bytes are written to `peer` when they arrive over their lane."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
         self._buffer = bytearray(_BUFFER_BYTES)
         self._queue: deque[tuple[float, bytes | None]] = deque()
         self._queued = 0
@@ -67,7 +81,7 @@ class End(asyncio.BufferedProtocol):
             self._deliver()
 
     def _later(self, data: bytes | None) -> None:
-        self._queue.append((self._loop.time() + self._delay_s, data))
+        self._queue.append((self._lane.arrival_s(self._loop.time(), len(data or b"")), data))
         self._queued += len(data or b"")
         if self._timer is None:
             self._timer = self._loop.call_at(self._queue[0][0], self._deliver)
@@ -99,9 +113,9 @@ class End(asyncio.BufferedProtocol):
 class Near(End):
     """The client's end. It is connected to the server after the time of a handshake over the link."""
 
-    def __init__(self, delay_s: float, target: tuple[str, int]) -> None:
-        super().__init__(delay_s)
-        self._target = target
+    def __init__(self, there: Lane, back: Lane, target: tuple[str, int]) -> None:
+        super().__init__(there)
+        self._back, self._target = back, target
         self._joining: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -111,9 +125,9 @@ class Near(End):
         self._joining = self._loop.create_task(self._join())
 
     async def _join(self) -> None:
-        await asyncio.sleep(2 * self._delay_s)
+        await asyncio.sleep(2 * self._lane.delay_s)
         try:
-            _, far = await self._loop.create_connection(lambda: End(self._delay_s), *self._target)
+            _, far = await self._loop.create_connection(lambda: End(self._back), *self._target)
         except OSError:
             if self.transport is not None:
                 self.transport.abort()
@@ -126,14 +140,16 @@ class Near(End):
             self.transport.resume_reading()
 
 
-async def run(target: tuple[str, int], rtt_s: float) -> None:
+async def run(target: tuple[str, int], rtt_s: float, rate: float) -> None:
     """Serve until stdin closes."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Near(rtt_s / 2, target), "127.0.0.1", 0, backlog=1024)
+    there, back = Lane(rtt_s / 2, rate), Lane(rtt_s / 2, rate)
+    server = await loop.create_server(lambda: Near(there, back, target), "127.0.0.1", 0, backlog=1024)
     print(f'{{"port": {server.sockets[0].getsockname()[1]}}}', flush=True)
     await asyncio.to_thread(sys.stdin.buffer.read)
 
 
 if __name__ == "__main__":
     host, _, port = sys.argv[1].rpartition(":")
-    asyncio.run(run((host, int(port)), float(sys.argv[2]) / 1000))
+    mb_per_s = float(sys.argv[3]) if len(sys.argv) > 3 else math.inf
+    asyncio.run(run((host, int(port)), float(sys.argv[2]) / 1000, mb_per_s * 1e6))

@@ -1,5 +1,5 @@
-"""A gate before an HTTP server, with TLS if it has a certificate. It can turn connections away like a dead server, or
-answer 500. Without a server's own check, it demands a name and a password.
+"""A gate before an HTTP server, with TLS if it has a certificate. It breaks requests by a plan. Without a server's own
+check, it demands a name and a password.
 """
 
 import base64
@@ -7,6 +7,7 @@ import http.client
 import http.server
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +16,11 @@ _HOP_BY_HOP = frozenset(("connection", "keep-alive", "transfer-encoding", "conte
 
 
 class Gate:
-    """Passes requests on to `port` of this machine. `turned_away` counts the requests while it `is_down` or `fails`.
+    """Passes requests on to `port` of this machine. `turned_away` counts the requests that it broke.
+
+    While it `is_down`, it closes connections like a dead server, and while it `fails`, it answers 500. Otherwise `plan`
+    returns the fault of a request by its number from `seen`: "down", "500", "lost" (the server gets the request, and
+    the client no answer), "cut" (half of the answer), or "".
 
     `certificate` is a file with a certificate and its key.
     """
@@ -25,6 +30,9 @@ class Gate:
         self.asks = asks
         self.is_down = False
         self.fails = False
+        self.plan: Callable[[int], str] = lambda _: ""
+        self.seen = 0
+        self._lock = threading.Lock()
         self.scheme = "http" if certificate is None else "https"
         self.turned_away = 0
         handler = type("Handler", (_Handler,), {"gate": self})
@@ -38,6 +46,14 @@ class Gate:
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def take_fault(self) -> str:
+        """Count a request, and return its fault."""
+        with self._lock:
+            fault = "down" if self.is_down else "500" if self.fails else self.plan(self.seen)
+            self.seen += 1
+            self.turned_away += bool(fault)
+            return fault
 
     @property
     def url(self) -> str:
@@ -62,37 +78,39 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.gate.is_down:
-            self.gate.turned_away += 1
+        fault = self.gate.take_fault()
+        if fault == "down":
             self.close_connection = True
             return
-        if self.gate.fails:
-            self.gate.turned_away += 1
+        if fault == "500":
             self._answer(500, {}, b"Internal Server Error")
             return
         given = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         if self.gate.asks and self.headers.get("Authorization") != f"Basic {given}":
             self._answer(401, {"WWW-Authenticate": 'Basic realm="mlflow"'}, b"You are not authenticated.")
             return
-        self._pass_on(body)
+        self._pass_on(body, fault)
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815
 
-    def _pass_on(self, body: bytes) -> None:
+    def _pass_on(self, body: bytes, fault: str) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.gate.target, timeout=60)
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
             connection.request(self.command, self.path, body=body or None, headers=headers)
             response = connection.getresponse()
             kept = {name: value for name, value in response.getheaders() if name.lower() not in _HOP_BY_HOP}
-            self._answer(response.status, kept, response.read())
+            self._answer(response.status, kept, response.read(), fault)
         finally:
             connection.close()
 
-    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+    def _answer(self, status: int, headers: dict[str, str], body: bytes, fault: str = "") -> None:
+        self.close_connection = bool(fault)
+        if fault == "lost":
+            return
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)

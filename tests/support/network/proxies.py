@@ -88,10 +88,11 @@ class FaultProxy:
 
 
 class DelayLine:
-    """A process that relays TCP to `target` and adds `rtt_ms` to each round trip."""
+    """A process that relays TCP to `target`, adds `rtt_ms` to each round trip, and has a rate in each direction."""
 
-    def __init__(self, target: str, rtt_ms: float) -> None:
-        self._process = _Process("delay_line.py", target, str(rtt_ms))
+    def __init__(self, target: str, rtt_ms: float, mb_per_s: float | None = None) -> None:
+        rate = (str(mb_per_s),) if mb_per_s is not None else ()
+        self._process = _Process("delay_line.py", target, str(rtt_ms), *rate)
         self.port = self._process.ports.port
         self.endpoint = f"http://127.0.0.1:{self.port}"
 

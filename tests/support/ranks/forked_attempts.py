@@ -1,12 +1,13 @@
 """Attempts of a tiny training whose ranks get signals, compared with an undisturbed run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from m5ws.records import codec
+from m5ws.records.launch import Saving
 from m5ws.records.run import LaunchSpec
 from m5ws.repository.fsck import fsck
 from m5ws.repository.references import checkpoints
@@ -25,9 +26,22 @@ class Ended(msgspec.Struct):
 
 
 class ForkedAttempts:
-    """Runs of a tiny FSDP training. `runner` begins and reads attempts (tests/training/conftest.py)."""
+    """Runs of a tiny FSDP training. `runner` begins and reads attempts (tests/training/conftest.py).
 
-    def __init__(self, runner: Any, warm: Warm, tiny: str, *, ranks: int, steps: int, checkpoint_every: int) -> None:
+    With `nodes`, each rank has a folder of its own for copies of checkpoints, as on a node of its own.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        warm: Warm,
+        tiny: str,
+        *,
+        ranks: int,
+        steps: int,
+        checkpoint_every: int,
+        nodes: Sequence[Path] = (),
+    ) -> None:
         self._runner = runner
         self._warm = warm
         self._command = (tiny, "fsdp", str(steps))
@@ -35,6 +49,7 @@ class ForkedAttempts:
         self._spec = LaunchSpec(
             command=self._command, nproc=ranks, seed=11, checkpoint_every=checkpoint_every, fingerprint_every=1
         )
+        self._nodes = nodes
         self.step_s = 0.0
         ended, self.whole = self.attempt(())
         assert ended.statuses == [0] * ranks, self.whole.log()
@@ -52,6 +67,10 @@ class ForkedAttempts:
         resume = checkpoints.digest(repo, run, newest[0]) if newest else None
         orders, directory = self._runner.context(self._spec, resume)
         (directory / "context").write_bytes(codec.encode(orders))
+        for rank, node in enumerate(self._nodes):
+            node.mkdir(exist_ok=True)
+            own = msgspec.structs.replace(orders, local=str(node), saving=Saving(local=str(node)))
+            (directory / f"context-{rank}").write_bytes(codec.encode(own))
         planned = msgspec.json.encode(sorted(signals)).decode()
         said = self._warm.run("attempt", directory / "context", directory, self.ranks, planned, *self._command).said
         return msgspec.json.decode(said, type=Ended), self._runner.left(directory)

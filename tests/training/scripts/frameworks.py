@@ -3,6 +3,7 @@
 import importlib.util
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import m5ws
+from m5ws.data import Loader, Source
 from tests.conftest import loud_skip
+from tests.datasets import written
 
 STEPS = 11
 
@@ -27,6 +30,20 @@ class Rows(Dataset[Any]):
     def __getitem__(self, index: int) -> torch.Tensor:
         noise = torch.rand(4) + np.random.rand() + random.random() if self.is_noisy else 0.0
         return torch.arange(4.0) * index / 100 + noise
+
+
+def make_loader(batch_size: int = 3, workers: int = 0, rows: int = 26) -> Loader:
+    """Return a loader of m5ws.data, of rows in the present folder."""
+    folder = Path("web")
+    if not folder.exists():
+        table = [[{"x": [row / 100 + column for column in range(4)]} for row in range(rows)]]
+        written.write_jsonl(folder, [table[0][:10], table[0][10:]])
+    source = Source(dataset=written.Folder(folder))
+    return Loader(source, batch_size=batch_size, workers=workers, collate=_collate)
+
+
+def _collate(rows: list[Any]) -> dict[str, torch.Tensor]:
+    return {"x": torch.tensor([row["x"] for row in rows])}
 
 
 class Stream(IterableDataset[Any]):
@@ -46,7 +63,13 @@ def begin(framework: str) -> None:
 
 
 def use_trainer(
-    data: Any = None, accumulate: int = 1, by_epochs: bool = False, workers: int = 0, attach: int = 1, **more: Any
+    data: Any = None,
+    accumulate: int = 1,
+    by_epochs: bool = False,
+    workers: int = 0,
+    attach: int = 1,
+    loader: Loader | None = None,
+    **more: Any,
 ) -> None:
     begin("transformers")
     from transformers import Trainer, TrainingArguments
@@ -79,12 +102,20 @@ def use_trainer(
     )
     data = data or Rows()
     trainer = Trainer(Net(), arguments, data_collator=collate, train_dataset=data, eval_dataset=Rows(6, True))
+    if loader is not None:
+        trainer.get_train_dataloader = loader.dataloader
     for _ in range(attach):
         trainer.train(resume_from_checkpoint=m5ws.adapters.transformers(trainer))
 
 
 def use_lightning(
-    data: Any = None, accumulate: int = 1, by_epochs: bool = False, check: Any = 1.0, plateau: bool = False, **more: Any
+    data: Any = None,
+    accumulate: int = 1,
+    by_epochs: bool = False,
+    check: Any = 1.0,
+    plateau: bool = False,
+    loader: Loader | None = None,
+    **more: Any,
 ) -> None:
     begin("lightning")
     import lightning
@@ -95,7 +126,7 @@ def use_lightning(
             self.layers = layers()
 
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            return self.layers(batch).pow(2).mean()
+            return self.layers(batch["x"] if isinstance(batch, dict) else batch).pow(2).mean()
 
         def validation_step(self, batch: torch.Tensor, index: int) -> None:
             self.log("val", self.layers(batch).mean())
@@ -121,8 +152,24 @@ def use_lightning(
         callbacks=[m5ws.adapters.lightning()],
         **more,
     )
-    loader = data if isinstance(data, DataLoader) else DataLoader(data or Rows(), 3, shuffle=data is None)
-    trainer.fit(net, loader, DataLoader(Rows(6, True), 3, shuffle=True))
+    if loader is not None:
+        data = loader.dataloader()
+    batches = data if isinstance(data, DataLoader) else DataLoader(data or Rows(), 3, shuffle=data is None)
+    trainer.fit(net, batches, DataLoader(Rows(6, True), 3, shuffle=True))
+
+
+def use_session(loader: Loader, form: str) -> None:
+    """Train with a session, whose loader is a loader of m5ws.data in another form."""
+    begin("datasets" if form == "iterable_dataset" else "torch")
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    session = m5ws.session(model, optimizer, loader=getattr(loader, form)(), total_steps=STEPS, checkpoint_every=1)
+    for step in session.steps():
+        loss = model(step.next_batch()["x"]).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step.record(loss=loss, lr=0.01)
 
 
 def use_accelerate(data: Any = None, accumulate: int = 1, scheduler: bool = True, **options: Any) -> None:

@@ -48,7 +48,9 @@ def _fork(number: int, ranks: int, port: int, context: str, directory: str, comm
     try:
         place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ.update({name: str(value) for name, value in place.items()})
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), M5WS_CONTEXT=context)
+        own = Path(f"{context}-{number}")
+        orders = str(own) if own.exists() else context
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), M5WS_CONTEXT=orders)
         os.chdir(Path(directory) / "work")
         status = rank.main(command)
     finally:
