@@ -50,9 +50,7 @@ def _masked(value: object) -> object:
         return msgspec.structs.replace(value, **fields)
     if isinstance(value, Mapping):
         return {key: _masked(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_masked(inner) for inner in value]
-    return tuple(map(_masked, value)) if isinstance(value, tuple) else value
+    return type(value)(map(_masked, value)) if isinstance(value, tuple | list) else value
 
 
 def _texts(value: object, place: str, name: str = "") -> Iterator[tuple[str, str, str]]:
