@@ -276,11 +276,7 @@ _RULES: tuple[_Rule, ...] = (
         (key, _ends_pods_early, "needs a grace_s of [clusters.NAME] that is 20 s longer than 'checkpoint.deadline_s'")
         for key in (("clusters",), ("checkpoint", "deadline_s"))
     ),
-    (
-        ("clusters",),
-        _misspells_folders,
-        "holds a folder of Kubernetes that is not an absolute path without variables and without a / at its end",
-    ),
+    (("clusters",), _misspells_folders, "has a folder of pods that is not absolute, or has a variable or a final /"),
     (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), _describe_data),
     (("data", "stay"), lambda s: any(map(_outside, s.data.stay)), "holds a path that is not inside the workspace"),
     (("data", "stay"), lambda s: not s.data.dvc, "does nothing while 'data.dvc' is false"),
