@@ -84,9 +84,9 @@ def test_a_canary_that_cannot_train_has_failed(workspace: Workspace) -> None:
 
 @pytest.fixture
 def few_files() -> Iterator[None]:
-    """A limit of open files that is too low for a rank, in this process."""
+    """A limit of open files that is enough for this process, and too low for 32 ranks."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (310, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -94,6 +94,6 @@ def few_files() -> Iterator[None]:
 @pytest.mark.usefixtures("few_files")
 def test_a_node_that_fails_its_checks_begins_no_attempt(workspace: Workspace) -> None:
     workspace.edit("m5ws.toml", "[run]", '[run]\npreflight = "node"')
-    done = workspace.m5ws("run", expect=1)
-    assert f"node {socket.gethostname()} failed its checks: open files: 310, 320 needed" in done.stderr
+    done = workspace.m5ws("run", "--nproc", "32", expect=1)
+    assert f"node {socket.gethostname()} failed its checks: open files: 2,000, 2,304 needed" in done.stderr
     assert runs.ids(workspace.repo) == []
