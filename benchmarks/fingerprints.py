@@ -76,7 +76,7 @@ def measure(pieces: list[Piece], device: str, rounds: int) -> dict[str, list[tup
     rows: dict[str, Callable[[], object]] = {
         "read: sum": lambda: [tensor.sum() for tensor in tensors],
         "copy": lambda: [copy.copy_(tensor) for copy, tensor in zip(copies, tensors, strict=True)],
-        "fingerprints": lambda: fingerprint.fingerprints(pieces, None),
+        "fingerprints": lambda: fingerprint.fingerprints(pieces, None).values,
     }
     if device != "cpu":
         parts, host = [(piece.tensor, piece.place) for piece in pieces], torch.device("cpu")

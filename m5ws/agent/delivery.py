@@ -15,7 +15,7 @@ from m5ws.errors import M5Error
 from m5ws.outputs import unsaved
 from m5ws.records import codec
 from m5ws.records.base import Digest
-from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, Event, Phase, State, Step
+from m5ws.records.ledger import NODE, AnyEvent, AttemptEnded, AttemptStarted, Event, Moved, Phase, State, Step
 from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.ledger.ledger import ChainWriter
 from m5ws.repository.ledger.spool import RankHeads, Spools
@@ -138,7 +138,7 @@ class Delivery:
             self._tell(origin, stored, event)
             self.nodes = event.nodes if isinstance(event, AttemptStarted) else self.nodes
             self.last_s = max(self.last_s, event.time_s)
-        self._urgent = self._urgent or not all(isinstance(event, Step | State | Phase) for event in events)
+        self._urgent = self._urgent or not all(isinstance(event, Step | State | Phase | Moved) for event in events)
         return [event for event in events if not isinstance(event, AttemptStarted)]
 
     def _tell(self, origin: str, stored: bytes, event: Event) -> None:

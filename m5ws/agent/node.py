@@ -16,6 +16,7 @@ from m5ws.agent import admission, stop
 from m5ws.agent.admission import Waiting
 from m5ws.agent.attempt_plan import AttemptPlan
 from m5ws.agent.delivery import Delivery
+from m5ws.agent.moved_bytes import MovedBytes
 from m5ws.agent.nccl_logs import NcclLogs
 from m5ws.agent.ports import Ports
 from m5ws.agent.read_files import ReadFiles
@@ -81,6 +82,7 @@ class Node:
         declared = snapshots.load(ports.repo, plan.run.snapshot).declared
         self.nccl = NcclLogs(Path(plan.context.spool_dir), spool, declared, waiting.observed)
         self._reads = ReadFiles(ports.repo, plan, spool, notify)
+        self._moved = MovedBytes(plan, spool)
         self.watcher = Watcher(ports.stuck, plan)
         folder = Path(plan.context.log_dir)
         self._logs = LogParts(ports.repo, plan.run.id, plan.attempt, plan.place.node, folder)
@@ -152,6 +154,7 @@ class Node:
             killed.mark_done(self._plan.directory)
         report(self._progress, "storing output files")
         self.results.keep_outputs()
+        self._moved.record(last=True)
         return self.results.unsaved
 
     def read_new(self) -> Events:
@@ -160,6 +163,7 @@ class Node:
 
     def _use_store(self, listen: Listen) -> None:
         self._reads.record()
+        self._moved.record()
         listen(self.delivery.deliver())
         self.results.copy()
 

@@ -14,7 +14,9 @@ from m5ws.environment import drift, reads, recorded, usage
 from m5ws.errors import M5Error
 from m5ws.records.environment import Observed
 from m5ws.records.verdict import Change
+from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, snapshots
+from m5ws.repository.repository import Repository
 from m5ws.wording.changes import title
 from m5ws.wording.lists import list_names
 
@@ -45,12 +47,14 @@ def differences(
     unmet = (*unmet, *between_nodes(observed, others))
     if plan.attempt == 1:
         return unmet
-    continued = _continued(plan)
+    read = reads.changes_since(ports.repo, plan.run.id)
+    if (continued := _continued(ports.repo, plan)) is None:
+        return (*unmet, *read)
     pinned = usage.EnvironmentSide(
         observed=recorded.of_attempt(ports.repo, plan.run.id, continued),
         usage=usage.of_attempt(ports.repo, plan.run.id, continued),
     )
-    return (*unmet, *usage.before_launch(pinned, observed), *reads.changes_since(ports.repo, plan.run.id))
+    return (*unmet, *usage.before_launch(pinned, observed), *read)
 
 
 def between_nodes(observed: Observed, others: Mapping[str, Observed]) -> tuple[Change, ...]:
@@ -71,8 +75,14 @@ def _on(node: str, change: Change) -> Change:
     return msgspec.structs.replace(change, name=f"{change.name} on {node}")
 
 
-def _continued(plan: AttemptPlan) -> int:
-    """Return the attempt that a resume continues: the attempt of its checkpoint, or the last."""
+def _continued(repo: Repository, plan: AttemptPlan) -> int | None:
+    """Return the attempt that a resume continues: the attempt of its checkpoint, or the last with an environment.
+
+    An attempt that was killed at its start has none. None if all attempts were.
+    """
     if plan.resume is not None and plan.context.parent is None:
         return checkpoints.attempt_of(plan.resume)
-    return plan.attempt - 1
+    earlier = range(plan.attempt - 1, 0, -1)
+    return next(
+        (number for number in earlier if any(True for _ in ledger.node_starts(repo, plan.run.id, number))), None
+    )

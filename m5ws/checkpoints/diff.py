@@ -13,9 +13,8 @@ from m5ws.checkpoints.plain_state import StateChange
 from m5ws.checkpoints.resolve import CheckpointRef
 from m5ws.errors import CorruptObject
 from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.repository import contents
 from m5ws.repository.repository import Repository
-
-_FINGERPRINTS = "fingerprints"
 
 
 class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +52,7 @@ def compare(repo: Repository, a: CheckpointRef, b: CheckpointRef) -> CheckpointD
         a=a,
         b=b,
         tensors=tensors,
-        state=tuple(plain_state.changes(repo.objects, *_comparable(old, new))),
+        state=tuple(plain_state.changes(repo.objects, old, new, ranks=_are_comparable(old, new))),
         tensors_equal=len(names) - len(tensors),
         notes=tuple(_notes(old, new)),
     )
@@ -61,22 +60,20 @@ def compare(repo: Repository, a: CheckpointRef, b: CheckpointRef) -> CheckpointD
 
 def _tensors(repo: Repository, content: Content) -> dict[str, str]:
     """Return the type, shape and fingerprint of each tensor. DeepSpeed's files have other tensors than the model."""
-    if content.common is None:
+    if content.fingerprints is None:
+        if content.common is not None:
+            raise CorruptObject("the checkpoint has no fingerprints of its tensors")
         return {}
-    fingerprints = plain_state.read(repo.objects, content.common).get(_FINGERPRINTS)
-    if not isinstance(fingerprints, dict):
-        raise CorruptObject("the checkpoint has no fingerprints of its tensors")
-    shapes = {tensor.name: f"{tensor.dtype} {list(tensor.shape)}, " for tensor in content.tensors}
+    fingerprints = plain_state.read(repo.objects, content.fingerprints)
+    table = contents.load_table(repo.objects, content)
+    shapes = {tensor.name: f"{tensor.dtype} {list(tensor.shape)}, " for tensor in table}
     # After the @ are the ranks that held the tensor.
     return {name: f"{shapes.get(name, '')}{str(value).partition('@')[0]}" for name, value in fingerprints.items()}
 
 
-def _comparable(a: Content, b: Content) -> tuple[Content, Content]:
-    """Return both contents. The state of ranks is left out if the numbers of ranks differ."""
-    if a.world == b.world and a.format == b.format:
-        return a, b
-    left, right = (msgspec.structs.replace(content, ranks=(), blobs={}) for content in (a, b))
-    return left, right
+def _are_comparable(a: Content, b: Content) -> bool:
+    """Return True if the state of each rank has a counterpart."""
+    return a.world == b.world and a.format == b.format
 
 
 def _notes(a: Content, b: Content) -> Iterator[str]:

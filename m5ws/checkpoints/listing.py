@@ -4,7 +4,9 @@ The added bytes of a checkpoint are the bytes of objects that no earlier checkpo
 does not hide the other checkpoints.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -17,12 +19,17 @@ from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import CheckpointPublished
 from m5ws.records.tree import Slice
-from m5ws.repository.concurrency import for_each
+from m5ws.repository import contents, cuts
+from m5ws.repository.concurrency import Job, bounded_map, for_each
+from m5ws.repository.contents import TableTensor
 from m5ws.repository.ledger import ledger
-from m5ws.repository.reachability.links import iter_links
 from m5ws.repository.references import checkpoints
 from m5ws.repository.references.checkpoints import Recorded
 from m5ws.repository.repository import Repository
+from m5ws.repository.tensors import ITEM_BYTES
+
+_PART_BYTES = 2**23
+"""Memory for a part of a checkpoint, and for the objects that it names."""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +91,11 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
     valid, kept = set(checkpoints.valid(repo, run)), set(checkpoints.kept(repo, run))
     recorded = _recorded(repo, run)
     when = _moments(repo, run, recorded)
-    read = for_each(lambda name: _read(repo, run, name, recorded), names)
+    roots = list(for_each(lambda name: _read(repo, run, name, recorded), names))
+    sizes = bounded_map(_job(repo, records) for records in roots)
     rows: list[CheckpointInfo] = []
     seen: set[bytes] = set()
-    for number, (name, records) in enumerate(zip(names, read, strict=True)):
+    for number, (name, records, measured) in enumerate(zip(names, roots, sizes, strict=True)):
         row = CheckpointInfo(
             name=name,
             step=checkpoints.step_of(name),
@@ -96,7 +104,7 @@ def list_checkpoints(repo: Repository, run: str, progress: Progress | None = Non
             kept=name in kept,
             counts=name in valid,
         )
-        rows.append(_filled(row, records, seen))
+        rows.append(_filled(row, records, measured, seen))
         report(progress, "reading checkpoints", number + 1, len(names))
     return rows
 
@@ -116,10 +124,10 @@ def view(repo: Repository, which: CheckpointRef) -> CheckpointView:
         format=content.format,
         world=content.world,
         when_s=_moments(repo, record.run, _recorded(repo, record.run)).get(which.name, 0.0),
-        size_bytes=sum(part.size_bytes for part in _slices(repo, record.content, content)),
+        size_bytes=sum(part.size_bytes for part in _slices(repo, content)),
         kept=which.name in checkpoints.kept(repo, record.run),
         counts=which.name in checkpoints.valid(repo, record.run),
-        tensors=tuple(_tensors(content)),
+        tensors=tuple(_tensors(repo, content)),
         state=tuple(plain_state.leaves(repo.objects, content)),
         ledger=record.ledger,
     )
@@ -142,50 +150,90 @@ def _moments(repo: Repository, run: str, recorded: Recorded) -> dict[str, float]
     return times | {name: event.time_s for name, event in recorded.items() if name in times}
 
 
-_Read = tuple[Digest, Checkpoint, Content, tuple[Slice, ...]] | str
+_Root = tuple[Digest, Checkpoint, Content]
+_Sizes = tuple[int, dict[bytes, int]]
+"""The size of all slices, and the bytes of each object that the slices need."""
 
 
-def _read(repo: Repository, run: str, name: str, recorded: Recorded) -> _Read:
-    """Return a checkpoint's records and slices, or the message of their fault."""
+def _read(repo: Repository, run: str, name: str, recorded: Recorded) -> _Root | str:
+    """Return a checkpoint's records, or the message of their fault."""
     try:
         digest, record = checkpoints.find(repo, run, name, recorded)
-        content = repo.objects.get_record(record.content, Content)
-        return digest, record, content, tuple(_slices(repo, record.content, content))
+        return digest, record, repo.objects.get_record(record.content, Content)
     except UNREADABLE as error:
         return str(error)
 
 
-def _filled(row: CheckpointInfo, records: _Read, seen: set[bytes]) -> CheckpointInfo:
-    """Return a row with the fields of its records. Adds the objects that they use to `seen`."""
+def _measured(repo: Repository, records: _Root | str) -> _Sizes | str:
+    """Return the sizes of a checkpoint, or the message of a fault."""
     if isinstance(records, str):
-        return msgspec.structs.replace(row, problem=records)
-    digest, record, content, slices = records
-    unique = {(part.object, part.offset): part.size_bytes for part in slices}
-    new = sum(size for (name, _), size in unique.items() if bytes.fromhex(name) not in seen)
-    seen.update(bytes.fromhex(name) for name, _ in unique)
+        return records
+    total, needed = 0, dict[bytes, int]()
+    try:
+        for part in _slices(repo, records[2]):
+            name = bytes.fromhex(part.object)
+            needed[name] = max(needed.get(name, 0), part.offset + part.size_bytes)
+            total += part.size_bytes
+    except UNREADABLE as error:
+        return str(error)
+    return total, needed
+
+
+def _job(repo: Repository, records: _Root | str) -> Job[_Sizes | str]:
+    parts = 0 if isinstance(records, str) else len(records[2].parts)
+    return _PART_BYTES * parts, partial(_measured, repo, records)
+
+
+def _filled(row: CheckpointInfo, records: _Root | str, sizes: _Sizes | str, seen: set[bytes]) -> CheckpointInfo:
+    """Return a row with the fields of its records. Adds the objects that they use to `seen`."""
+    if isinstance(records, str) or isinstance(sizes, str):
+        return msgspec.structs.replace(row, problem=sizes)
+    digest, record, content = records
+    size_bytes, needed = sizes
+    new = sum(size for name, size in needed.items() if name not in seen)
+    seen.update(needed)
     return msgspec.structs.replace(
         row,
         digest=digest,
         content=record.content,
         format=content.format,
         world=content.world,
-        size_bytes=sum(part.size_bytes for part in slices),
+        size_bytes=size_bytes,
         new_bytes=new,
     )
 
 
-def _slices(repo: Repository, digest: Digest, content: Content) -> Iterable[Slice]:
-    """Return every part of a content."""
-    return (part for part in iter_links(repo.objects, digest, content) if isinstance(part, Slice))
+def _slices(repo: Repository, content: Content) -> Iterator[Slice]:
+    """Yield every slice of a content, part by part."""
+    yield from (part for part in (content.common, content.fingerprints) if part is not None)
+    for _, share in contents.shares(repo.objects, content):
+        yield from contents.slices(share)
 
 
-def _tensors(content: Content) -> Iterable[TensorRow]:
-    for tensor in content.tensors:
-        parts = [part for shard in tensor.shards for part in shard.parts]
-        yield TensorRow(
-            name=tensor.name,
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            size_bytes=sum(part.size_bytes for part in parts),
-            shards=len(tensor.shards),
-        )
+def _tensors(repo: Repository, content: Content) -> Iterator[TensorRow]:
+    """Yield the tensors in order of names. Shards of regular tensors are counted by their formula, per kind."""
+    table = contents.load_table(repo.objects, content)
+    rows: dict[str, TensorRow] = {}
+    counts: dict[tuple[object, ...], int] = {}
+    for tensor in table:
+        row = TensorRow(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, size_bytes=0, shards=0)
+        if tensor.axes is not None and tensor.dtype in ITEM_BYTES:
+            kind = tensor.shape, tensor.axes
+            if kind not in counts:
+                counts[kind] = cuts.count(tensor.shape, tensor.axes)
+            size_bytes = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+            row = msgspec.structs.replace(row, size_bytes=size_bytes, shards=counts[kind])
+        rows[tensor.name] = row
+    for rank, share in contents.shares(repo.objects, content):
+        for tensor, shard in contents.shards(share, rank, table, _is_irregular):
+            row = rows.get(tensor.name) or TensorRow(
+                name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, size_bytes=0, shards=0
+            )
+            size_bytes = row.size_bytes + sum(part.size_bytes for part in shard.parts)
+            rows[tensor.name] = msgspec.structs.replace(row, size_bytes=size_bytes, shards=row.shards + 1)
+    yield from (rows[name] for name in sorted(rows))
+
+
+def _is_irregular(tensor: TableTensor) -> bool:
+    """Return True if the shards of a tensor have no formula, or its type has no known size."""
+    return tensor.axes is None or tensor.dtype not in ITEM_BYTES

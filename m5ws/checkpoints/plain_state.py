@@ -14,6 +14,7 @@ from m5ws.errors import CorruptObject
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.tree import Slice
+from m5ws.repository import contents
 from m5ws.repository.objects import Objects
 
 _TAG = "!"
@@ -22,8 +23,6 @@ _VALUES = {"dtype": "name", "stage": "value"}
 _LONG = 8
 _LONG_TEXT = 120
 _NOTHING = "{}"
-_DERIVED = "fingerprints"
-"""Left out, since it is computed from the tensors, which are compared themselves."""
 
 
 class Leaf(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,18 +47,22 @@ def leaves(objects: Objects, content: Content) -> Iterator[Leaf]:
 
     Raises NotFound, CorruptObject.
     """
-    for where, part in places(content).items():
+    for where, part in places(objects, content):
         values = _values(objects, part)
         for path in sorted(values, key=lambda path: path.startswith("backend.")):
             if values[path].text != _NOTHING:
                 yield Leaf(where=where, path=path, value=values[path].text)
 
 
-def places(content: Content) -> dict[str, Slice]:
-    """Return the parts with plain state, by their display names."""
-    parts = {"all ranks": content.common} if content.common is not None else {}
-    parts |= {f"rank {number}": part for number, part in enumerate(content.ranks)}
-    return parts | (dict(content.blobs) if content.format == "deepspeed/1" else {})
+def places(objects: Objects, content: Content, *, ranks: bool = True) -> Iterator[tuple[str, Slice]]:
+    """Yield the display names and the slices of plain state: of all ranks, and of each rank if `ranks`."""
+    if content.common is not None:
+        yield "all ranks", content.common
+    for number, share in contents.shares(objects, content) if ranks else ():
+        if share.state is not None:
+            yield f"rank {number}", share.state
+        if content.format == "deepspeed/1":
+            yield from sorted(share.blobs.items())
 
 
 def read(objects: Objects, part: Slice) -> dict[str, Any]:
@@ -70,9 +73,12 @@ def read(objects: Objects, part: Slice) -> dict[str, Any]:
     return value
 
 
-def changes(objects: Objects, a: Content, b: Content) -> Iterator[StateChange]:
-    """Yield the values that differ. Parts with equal digests are not read. Raises NotFound, CorruptObject."""
-    ours, theirs = places(a), places(b)
+def changes(objects: Objects, a: Content, b: Content, *, ranks: bool) -> Iterator[StateChange]:
+    """Yield the values that differ, with the state of each rank if `ranks`.
+
+    Slices with equal digests are not read. Raises NotFound, CorruptObject.
+    """
+    ours, theirs = (dict(places(objects, content, ranks=ranks)) for content in (a, b))
     for where in ours.keys() & theirs.keys():
         if ours[where].digest == theirs[where].digest:
             del ours[where], theirs[where]
@@ -116,8 +122,7 @@ def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
         yield path, value
     else:
         for name, item in _items(value):
-            if path or name != _DERIVED:
-                yield from _flat(item, f"{path}.{name}" if path else name)
+            yield from _flat(item, f"{path}.{name}" if path else name)
 
 
 def _framework(value: dict[str, Any], path: str) -> Iterator[tuple[str, object]]:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from m5ws.cli.parameters import names
 from m5ws.cli.terminal import output
@@ -38,12 +39,17 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     standing = state.load_newest(repo, run_id).standing
     if standing == "finished" or not (submitted or standing == "running"):
         raise UsageError(f"run {run_id} is {standing}: nothing of it can be cancelled")
-    named = tuple(job.name for job in submitted)
-    request = Cancel(run=run_id, attempt=attempt, jobs=named, created_s=repo.store.now(), **workspace.creator())
-    request = jobs.cancel(repo, request)
+    requests, named = list[Cancel](), set[str]()
+    while not requests or any(job.name not in named for job in submitted):
+        named = {job.name for job in submitted}
+        request = Cancel(run=run_id, attempt=attempt, jobs=tuple(job.name for job in submitted))
+        own = {"created_s": repo.store.now(), **workspace.creator()}
+        requests.append(jobs.cancel(repo, msgspec.structs.replace(request, **own)))
+        # Another region may have taken over the run meanwhile.
+        submitted = jobs.of_run(repo, run_id)
     removed = [job.name for job in submitted if _is_unqueued(workspace, job)]
     if as_json:
-        return output.print_json({"run": run_id, "request": request, "unqueued": removed})
+        return output.print_json({"run": run_id, "request": requests[-1], "unqueued": removed})
     for name in removed:
         output.print_note(f"job {name} was removed from its queue")
     if state.load_newest(repo, run_id).standing == "running":

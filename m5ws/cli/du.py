@@ -20,7 +20,8 @@ def command(context: click.Context, limit: int, as_json: bool) -> None:
 
     A run is counted with its replays. TOTAL is the size of all objects that they need: snapshots, checkpoints and
     output files. UNIQUE are the objects that no other run and no snapshot needs, SHARED the other objects. RECORDS are
-    ledgers, verdicts and summaries. All records of the store are read.
+    ledgers, verdicts and summaries. DATA are datasets that stay in their remotes. CROSSED are bytes that nodes read and
+    wrote between two regions, as far as both are known. All records of the store are read.
 
     \b
     Example:
@@ -37,7 +38,7 @@ def command(context: click.Context, limit: int, as_json: bool) -> None:
         whole = {"objects": usages.objects, "size_bytes": usages.size_bytes, "other_bytes": usages.other_bytes}
         return output.print_json({"runs": rows, "more": len(usages.runs) - len(shown), **whole})
     if shown:
-        heads = ("RUN", "REPLAYS", "TOTAL", "UNIQUE", "SHARED", "RECORDS", "NAME")
+        heads = ("RUN", "REPLAYS", "TOTAL", "UNIQUE", "SHARED", "RECORDS", "DATA", "CROSSED", "NAME")
         output.echo(output.table(heads, [_row(row) for row in shown]), "")
     if more := len(usages.runs) - len(shown):
         output.print_note(f"{more:,} runs with fewer unique bytes are not listed; `--limit 0` lists all")
@@ -48,4 +49,5 @@ def command(context: click.Context, limit: int, as_json: bool) -> None:
 
 def _row(row: "RunUsage") -> tuple[str, ...]:
     sizes = (row.logical_bytes, row.unique_bytes, row.shared_bytes, row.record_bytes)
-    return row.run, str(row.replays), *map(output.size, sizes), row.problem or row.name or ""
+    far = map(output.size, (row.remote_bytes, row.crossed_bytes))
+    return row.run, str(row.replays), *map(output.size, sizes), *far, row.problem or row.name or ""

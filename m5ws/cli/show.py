@@ -7,7 +7,7 @@ import msgspec
 
 from m5ws.cli import outputs
 from m5ws.cli.parameters import names
-from m5ws.cli.terminal import output, progress, verdict
+from m5ws.cli.terminal import data, output, progress, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -235,6 +235,7 @@ def _attempt(attempt: "AttemptState", parent: "Parent | None") -> list[str]:
         "host": attempt.host,
         "resumed from": _resumed_from(attempt, parent),
         "last": ", ".join(f"{name} {output.number(value)}" for name, value in attempt.quantities.items()) or None,
+        "crossed": data.describe_moved(attempt.moved),
         "status": str(attempt.exit_code) if attempt.exit_code else None,
         "why": describe_end(attempt.reason) if attempt.reason is not None else None,
     }

@@ -19,8 +19,10 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     """Wait for the end of a run.
 
     The run may be on any machine. A run on a cluster has not ended while its job waits or runs. If the engine does not
-    answer here, the end of the newest attempt decides whether the job starts again. A job of AWS Batch that gets no
-    nodes is submitted to the next queue of its cluster, while this command runs.
+    answer here, the end of the newest attempt decides whether the job starts again.
+
+    While this command runs, a job of AWS Batch moves to the next queue of its cluster if the job gets no nodes, or if
+    the store has no event of the run for `patience_s` seconds.
 
     Exit status: 0 the run finished, 1 it failed, 5 the store lacks results, 6 it was removed, 130 it was interrupted.
 
@@ -39,7 +41,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
     while not (is_removed := removals.load(repo, run_id) is not None):
         try:
             moved = regions.move_on(workspace, repo, run_id)
-            note = f"the job got no nodes: it is now job {moved.id} in {moved.place}" if moved is not None else note
+            note = f"the job {moved.why}: it is now job {moved.id} in {moved.place}" if moved is not None else note
         except EngineUnavailable as error:
             note = f"{error} ({error.hint})"
         if note != printed:

@@ -215,7 +215,8 @@ class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     agents on a node's local disk, where `$NAME` is a variable of the node; if empty, $TMPDIR or /tmp. `setup`: lines of
     shell before the agent. `shared`: folders that all nodes and the submitter mount at the same path. `restarts`: the
     number of automatic restarts of a job, after a time limit, a preemption or the loss of a node. `cache`: the cache of
-    the nodes, in the place of `[store] cache`.
+    the nodes, in the place of `[store] cache`. `region`: the AWS region of the nodes, which they get as
+    AWS_DEFAULT_REGION. m5ws counts bytes that cross regions by this key.
     """
 
     python: str = ""
@@ -224,6 +225,7 @@ class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     shared: tuple[str, ...] = ()
     restarts: int = 8
     cache: str = ""
+    region: str | None = None
 
 
 class SlurmCluster(_Cluster, frozen=True, kw_only=True, tag="slurm"):
@@ -265,12 +267,12 @@ class BatchQueue(_Section, frozen=True, kw_only=True):
 class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     """A queue of AWS Batch. `image`, by digest, has m5ws and the packages of the training; `python` is in the image.
 
-    `region`: None stands for the region of boto3's configuration. `cpus_per_node`, `memory_mib`, `gpus_per_node`: the
-    part of an instance that a container reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the size
-    of /dev/shm. `job_role`: the ARN of the containers' role. `timeout_s`: the time limit of an attempt, before which
-    the run saves a last checkpoint, by `warn_s`. `mounts`: more folders of an instance, which are no shared folders.
-    `tags`: tags of job definitions and jobs. `elsewhere`: the next queues, in order, for a job that got no nodes in
-    `patience_s` seconds, or that lacks capacity (`library/regions.py`).
+    `region`: None stands for the region of boto3's configuration here. `cpus_per_node`, `memory_mib`, `gpus_per_node`:
+    the part of an instance that a container reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the
+    size of /dev/shm. `job_role`: the ARN of the containers' role. `timeout_s`: the time limit of an attempt, before
+    which the run saves a last checkpoint, by `warn_s`. `mounts`: more folders of an instance, which are no shared
+    folders. `tags`: tags of job definitions and jobs. `elsewhere`: the next queues, in order, for a job that got no
+    nodes in `patience_s` seconds, lacks capacity, or is as long without an event in the store (`library/regions.py`).
     """
 
     python: str = "python3"
@@ -279,7 +281,6 @@ class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     image: Annotated[str, msgspec.Meta(pattern="@sha256:[0-9a-f]{64}$")]
     cpus_per_node: _AtLeast1
     memory_mib: _AtLeast1
-    region: str | None = None
     instance_type: str | None = None
     gpus_per_node: _AtLeast0 = 0
     efa: _AtLeast0 = 0

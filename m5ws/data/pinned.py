@@ -19,6 +19,7 @@ from m5ws.records.launch import Context
 from m5ws.records.sample_ids import covers
 from m5ws.records.snapshot import Manifest, Snapshot
 from m5ws.repository.repository import Repository
+from m5ws.store.traffic import NAME
 
 
 class PinnedFile(msgspec.Struct, frozen=True):
@@ -95,7 +96,8 @@ def open_in_run(repo: Repository, context: Context, path: str) -> PinnedDataset:
     for remote in snapshot.remote:
         if (inner := _inner(path, remote.name)) is not None:
             manifest = repo.objects.get_record(remote.manifest, Manifest)
-            files = RemoteFiles(remote, manifest, Path(context.files), context.files_bytes)
+            counted = Path(context.spool_dir, NAME)
+            files = RemoteFiles(remote, manifest, Path(context.files), context.files_bytes, counted)
             return of_remote(files, path, inner)
     trees = (dataset.tree for dataset in snapshot.datasets if _inner(path, dataset.name) is not None)
     tree = next(trees, None)

@@ -13,7 +13,7 @@ from m5ws.data import origins
 from m5ws.data.remote import RemoteFiles
 from m5ws.progress import Progress, report
 from m5ws.records.base import Digest
-from m5ws.records.snapshot import Manifest
+from m5ws.records.snapshot import Manifest, RemoteDataset
 from m5ws.repository import concurrency
 from m5ws.repository.references import snapshots
 from m5ws.repository.repository import Repository
@@ -57,12 +57,18 @@ def uses(repo: Repository, snapshot_id: Digest, cache: tuple[Path, int]) -> list
             size_bytes=remote.size_bytes,
             missing=len(missing),
             missing_bytes=sum(missing.values()),
-            region=next(iter(parse_qs(urlsplit(remote.url).query).get("region", ())), None) if is_s3 else None,
+            region=region_of(remote),
             here=origins.s3_files(remote.url).here if is_s3 else None,
             fits=remote.size_bytes <= limit.capacity(cache[1]),
         )
         found.append((use, files))
     return found
+
+
+def region_of(remote: RemoteDataset) -> str | None:
+    """Return the region of a dataset, as its server reported it at the snapshot; None for a folder, or if unknown."""
+    asked = parse_qs(urlsplit(remote.url).query) if remote.url.startswith("s3://") else {}
+    return next(iter(asked.get("region", ())), None)
 
 
 def fetch(files: RemoteFiles, progress: Progress | None = None) -> None:

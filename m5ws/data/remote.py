@@ -10,15 +10,22 @@ from m5ws.data import origins
 from m5ws.errors import CorruptObject, M5Error, NotFound
 from m5ws.records.snapshot import Manifest, ManifestFile, RemoteDataset
 from m5ws.store.cache.files import FileCache
+from m5ws.store.traffic import traffic
 
 _BLOCK_BYTES = 2**20
 
 
 class RemoteFiles:
-    """The files of a remote dataset by path. Can be pickled, and used by forked processes and several threads."""
+    """The files of a remote dataset by path. Can be pickled, and used by forked processes and several threads.
 
-    def __init__(self, remote: RemoteDataset, manifest: Manifest, cache: Path, limit_bytes: int) -> None:
+    `counted` is the file for the bytes of the process that downloads, if it has no file yet.
+    """
+
+    def __init__(
+        self, remote: RemoteDataset, manifest: Manifest, cache: Path, limit_bytes: int, counted: Path | None = None
+    ) -> None:
         self.remote = remote
+        self._counted = counted
         self.digest = remote.manifest
         self.files = {file.path: file for file in manifest.files}
         self._place = (cache, limit_bytes)
@@ -58,6 +65,8 @@ class RemoteFiles:
         """Return the cache and the remote of this process: neither survives a fork."""
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
+                if self._counted is not None:
+                    traffic.count_to(self._counted)
                 self._opened = (os.getpid(), FileCache(*self._place), origins.open_origin(self.remote))
             return self._opened[1:]
 

@@ -128,9 +128,11 @@ def plan(
 
 
 def command_on_node(cluster: Cluster, *words: str) -> tuple[str, ...]:
-    """Return the words that run a command of m5ws on a node, with the scratch folder of the cluster."""
+    """Return the words that run a command of m5ws on a node, with the scratch folder and the region of the cluster."""
     scratch = ("--scratch", cluster.scratch) if cluster.scratch else ()
-    return (cluster.python or sys.executable, "-P", "-m", "m5ws", *words, *scratch)
+    # boto3 finds the credentials of an instance by itself, and not its region.
+    region = ("env", f"AWS_DEFAULT_REGION={cluster.region}") if cluster.region else ()
+    return (*region, cluster.python or sys.executable, "-P", "-m", "m5ws", *words, *scratch)
 
 
 def plan_prefetch(settings: Settings, cluster: str, run: str, store_url: str) -> Submission | None:
@@ -155,6 +157,7 @@ def plan_prefetch(settings: Settings, cluster: str, run: str, store_url: str) ->
         login=own.login,
         account=own.account,
         output=own.output,
+        region=own.region,
         partition=own.prefetch,
     )
     settings = msgspec.structs.replace(settings, clusters={**settings.clusters, cluster: small})

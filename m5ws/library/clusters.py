@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 
 from m5ws.attempts import planning
-from m5ws.config.settings import HostsCluster, Settings
+from m5ws.config.settings import BatchCluster, HostsCluster, Settings
 from m5ws.engines import submission
 from m5ws.engines.interface import NodeOutput
 from m5ws.engines.submission import Submission
 from m5ws.engines.task_files import TaskFile
 from m5ws.errors import M5Error, UsageError
-from m5ws.library import actions
+from m5ws.library import actions, crossings
+from m5ws.library.crossings import Crossing
 from m5ws.records.job import Cancel, Job
 from m5ws.records.run import Run
 from m5ws.repository.references import jobs, notes, runs
@@ -72,6 +73,15 @@ class Cluster:
         planned = self.plan(run.id, nodes, tuple(word for each in env for word in ("--env", each)))
         first = submission.plan_prefetch(self._settings, self._name, run.id, self._workspace.store_url)
         return msgspec.structs.replace(planned, after=first)
+
+    @property
+    def queues(self) -> int:
+        """The number of the next queues, to which a job moves while `m5ws wait` runs."""
+        return len(self._own.elsewhere) if isinstance(self._own, BatchCluster) else 0
+
+    def crossing(self, repo: Repository, run: Run) -> Crossing | None:
+        """Return the bytes of a run that cross regions; None if neither its store nor its data is in S3."""
+        return crossings.of_run(repo, run, self._own)
 
     def refuse_unaccepted(self, planned: Submission) -> None:
         """Raise EngineUnavailable if the engine does not answer, or would not accept the job and the job before it."""

@@ -33,7 +33,8 @@ class Job(KeyedRecord, tag="job/1", frozen=True, kw_only=True):
 class Cancel(KeyedRecord, tag="cancel/1", frozen=True, kw_only=True):
     """A request to end the newest attempt of a run (0: none has begun), and to begin none in these jobs.
 
-    `problem`: why the agent on `host` could not begin, if an agent made the request.
+    `problem`: why the agent on `host` could not begin, if an agent made the request. `next`: the job in another region
+    that takes the place of its one job, if `m5ws wait` made the request.
     """
 
     run: RunId
@@ -43,3 +44,4 @@ class Cancel(KeyedRecord, tag="cancel/1", frozen=True, kw_only=True):
     user: str | None = None
     host: str | None = None
     problem: str | None = None
+    next: str | None = None

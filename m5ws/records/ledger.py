@@ -227,6 +227,23 @@ class Reads(Event, tag="reads", frozen=True, kw_only=True):
     more: bool = False
 
 
+class Moved(Event, tag="moved", frozen=True, kw_only=True):
+    """Bytes that the processes of a node read from a bucket and wrote to it since its last event of this kind.
+
+    They are the contents of requests, without headers. `region` is the bucket's and `here` the node's, None if unknown.
+    """
+
+    region: str | None = None
+    here: str | None = None
+    read_bytes: Count = 0
+    written_bytes: Count = 0
+
+    @property
+    def crosses(self) -> bool | None:
+        """True if the regions differ, None if a region is unknown."""
+        return self.region != self.here if self.region and self.here else None
+
+
 class Phase(Event, tag="phase", frozen=True, kw_only=True):
     """A session's rank is in the phase `name` from now on, after `step`: a fact for supervision, never compared.
 
@@ -290,6 +307,7 @@ AnyEvent = (
     | Imported
     | NcclLogged
     | Reads
+    | Moved
     | Phase
     | Stacks
     | RankEnded

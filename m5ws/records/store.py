@@ -9,7 +9,7 @@ from m5ws.records.base import OBJECT_BYTES, SealedRecord
 _Cut = Annotated[int, msgspec.Meta(ge=1, le=OBJECT_BYTES)]
 
 
-class Format(SealedRecord, tag="format/2", frozen=True, kw_only=True):
+class Format(SealedRecord, tag="format/3", frozen=True, kw_only=True):
     """A store's `format` object, which is needed to read any other object.
 
     Tensors are cut into chunks of `chunk_bytes`, large files into chunks of `file_chunk_bytes`. Small files and small

@@ -6,7 +6,7 @@ reachable is complete, whenever a writer is killed.
 
 import msgspec
 
-from m5ws.errors import NotFound, ObjectExists
+from m5ws.errors import NotFound, ObjectExists, UnknownSchema
 from m5ws.records import codec
 from m5ws.records.store import Format
 from m5ws.repository import gc_plans
@@ -14,6 +14,11 @@ from m5ws.repository.objects import Objects
 from m5ws.store.cache.cache import CachedStore
 from m5ws.store.interface import FORMAT, ObjectStore, RegionAware
 from m5ws.store.listed import ListedStore
+
+_OTHER_VERSION = (
+    "Another version of m5ws created the store. With that version, `m5ws checkpoint export` writes its checkpoints as "
+    "files. This version needs a store of its own: set another [store] url in m5ws.toml."
+)
 
 
 class Repository:
@@ -40,7 +45,10 @@ class Repository:
             data = known or store.get(FORMAT)
         except NotFound as error:
             raise NotFound(f"no m5ws store at {store.url}", hint="Run `m5ws init` to create one.") from error
-        form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
+        try:
+            form = codec.decode(data, Format, f"{store.url}/{FORMAT}")
+        except UnknownSchema as error:
+            raise UnknownSchema(str(error), hint=_OTHER_VERSION) from error
         origin = store.origin if isinstance(store, CachedStore) else store
         if known is not None and isinstance(origin, RegionAware):
             # The machine has compared the region of this store before.

@@ -40,7 +40,8 @@ _SIZES = {
     8: ("float64", "int64", "uint64", "complex64"),
     16: ("complex128",),
 }
-_ITEM_BYTES = {name: size for size, names in _SIZES.items() for name in names}
+ITEM_BYTES = {name: size for size, names in _SIZES.items() for name in names}
+"""Size of an element by torch's name of its type."""
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,9 +77,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 def item_bytes(dtype: str) -> int:
     """Return the size of an element in bytes, by torch's name of its type. Raises UnknownSchema."""
-    if dtype not in _ITEM_BYTES:
+    if dtype not in ITEM_BYTES:
         raise UnknownSchema(f"tensor type {dtype!r} is unknown to this m5ws")
-    return _ITEM_BYTES[dtype]
+    return ITEM_BYTES[dtype]
 
 
 def layout(record: Tensor, name: str | None = None) -> Layout:

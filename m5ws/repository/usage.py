@@ -12,7 +12,9 @@ import msgspec
 
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
+from m5ws.records.ledger import NODE, Moved
 from m5ws.records.log import LOGS
+from m5ws.repository.ledger import ledger, summaries
 from m5ws.repository.objects import is_digest
 from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
@@ -27,6 +29,8 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one run with its `replays`: of their objects (`logical_bytes`), of objects that no other run and no
     snapshot needs (`unique_bytes`), and of their ledgers, logs and other records.
 
+    `remote_bytes`: of datasets that stay in their remotes. `crossed_bytes`: read and written between two regions, where
+    both are known, by the nodes of all attempts.
     `problem`: one of the runs is damaged, and only its records were counted.
     """
 
@@ -37,6 +41,8 @@ class RunUsage(msgspec.Struct, frozen=True, kw_only=True):
     logical_bytes: int = 0
     unique_bytes: int = 0
     record_bytes: int = 0
+    remote_bytes: int = 0
+    crossed_bytes: int = 0
     problem: str | None = None
 
     @property
@@ -132,14 +138,23 @@ def _usage(
     of_snapshot: Callable[[Digest], Iterable[Digest]],
 ) -> RunUsage:
     """Return the bytes of a run with its replays."""
-    needs, usage = set[Digest](), RunUsage(run=original, replays=len(members) - 1)
+    needs, crossed_bytes, usage = set[Digest](), 0, RunUsage(run=original, replays=len(members) - 1)
     for name in members:
         try:
             run = runs.load(repo, name)
             needs.update(of_snapshot(run.snapshot), closure.closure(repo, "run", name))
+            crossed_bytes += _crossed(repo, name)
             if name == original:
-                usage = msgspec.structs.replace(usage, name=run.name, created_s=run.created_s)
+                remote = sum(each.size_bytes for each in snapshots.load(repo, run.snapshot).remote)
+                usage = msgspec.structs.replace(usage, name=run.name, created_s=run.created_s, remote_bytes=remote)
         except runs.UNREADABLE as error:
             usage = msgspec.structs.replace(usage, problem=str(error))
-    size_bytes = objects.own(original, needs)
-    return msgspec.structs.replace(usage, logical_bytes=size_bytes, record_bytes=sum(records[name] for name in members))
+    sizes = {"logical_bytes": objects.own(original, needs), "record_bytes": sum(records[name] for name in members)}
+    return msgspec.structs.replace(usage, crossed_bytes=crossed_bytes, **sizes)
+
+
+def _crossed(repo: Repository, run: str) -> int:
+    """Return the bytes that the nodes of a run read and wrote between two known regions."""
+    loaded = (summaries.load(repo, run, attempt) for attempt in ledger.attempts(repo, run))
+    moved = (event for origins in loaded for event in origins.get(NODE, ()) if isinstance(event, Moved))
+    return sum(each.read_bytes + each.written_bytes for each in moved if each.crosses)

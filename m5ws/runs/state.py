@@ -16,6 +16,7 @@ from m5ws.records.ledger import (
     AttemptEnded,
     AttemptStarted,
     CheckpointPublished,
+    Moved,
     NodeStarted,
     Notice,
     OutputsStored,
@@ -57,6 +58,7 @@ class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...] = ()
     rank_failures: dict[str, Failure] = {}
     reads: tuple[Reads, ...] = ()
+    moved: tuple[Moved, ...] = ()
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +182,20 @@ def fold(state: AttemptState, origin: str, event: AnyEvent) -> AttemptState:
             return replace(state, notices=(*state.notices, event))
         case Reads():
             return replace(state, reads=(*state.reads, event))
+        case Moved():
+            return replace(state, moved=add_moved(state.moved, event))
         case RankEnded() if event.failure is not None:
             return replace(state, rank_failures=state.rank_failures | {origin: event.failure})
         case _:
             return state
+
+
+def add_moved(sums: tuple[Moved, ...], new: Moved) -> tuple[Moved, ...]:
+    """Return sums of moved bytes with another event, one sum for each pair of regions."""
+    same = next((each for each in sums if (each.region, each.here) == (new.region, new.here)), None)
+    whole = msgspec.structs.replace(
+        new,
+        read_bytes=new.read_bytes + (same.read_bytes if same is not None else 0),
+        written_bytes=new.written_bytes + (same.written_bytes if same is not None else 0),
+    )
+    return (*(each for each in sums if each is not same), whole)

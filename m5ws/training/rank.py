@@ -34,6 +34,7 @@ from m5ws.repository.ledger.spool import SpoolWriter, genesis
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
 from m5ws.store.cache.cache import cached
+from m5ws.store.traffic import NAME, traffic
 from m5ws.training import determinism
 from m5ws.training.observation import watch
 from m5ws.training.runtime import context, facts, imported_copies, imports, isolation, nccl, script_error
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     _die_with_parent(parent)
     _permit_stacks(orders.supervisor)
     _prepare_signals()
+    traffic.count_to(Path(orders.spool_dir, NAME))
     stop = StopRequest(Path(orders.spool_dir) / "processes")
     stop.register()
     _redirect(Path(orders.log_dir) / f"rank-{rank}.log")

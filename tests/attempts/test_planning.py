@@ -9,9 +9,12 @@ from m5ws.config.settings import RunSettings
 from m5ws.environment import drift
 from m5ws.errors import UsageError
 from m5ws.launch import import_path
+from m5ws.records.environment import Observed
+from m5ws.records.ledger import NODE, AttemptStarted
 from m5ws.repository.repository import Repository
 from m5ws.snapshot import snapshot
 from m5ws.workspace import Workspace, find
+from tests.support.records import planted
 from tests.support.workspace.workspaces import make_workspace
 
 
@@ -64,6 +67,33 @@ def test_only_an_existing_run_gets_the_hint_to_rebuild_its_environment(is_new: b
     with pytest.raises(environment_check.EnvironmentDiffers, match="image") as raised:
         environment_check.refuse((change,), is_new=is_new)
     assert ("--env rebuild" in raised.value.hint) != is_new
+
+
+def test_an_attempt_that_was_killed_before_its_environment_was_recorded_does_not_prevent_the_next(
+    tmp_path: Path,
+) -> None:
+    made = make_workspace(tmp_path / "w", "plain.py", nproc=1)
+    here = find(made.root)
+    repo = here.repository(create=True)
+    spec = planning.spec(here.settings.run, planning.RunOptions())
+    run = planted.run(repo, "a" * 12, _take(here, repo, tmp_path).id, spec=spec)
+    observed = Observed(facts={"cpu.model": "new"})
+    ports = here.ports(repo)
+    for attempt, known in ((1, None), (2, "old"), (3, None)):
+        if known is None:
+            started = AttemptStarted(attempt=attempt, host="h")
+            planted.append(repo, run.id, attempt, NODE, started)
+        else:
+            digest = repo.objects.put_record(Observed(facts={"cpu.model": known}))
+            planted.begin(repo, run.id, attempt, digest)
+        place = (here.home, here.root, here.environment, None, here.settings.checkpoint)
+        plan = planning.plan(repo, run, *place, from_scratch=True)
+        assert plan.attempt == attempt + 1
+        changes = environment_check.differences(ports, plan, observed, {})
+        # From the second attempt on, its environment counts.
+        assert [change.name for change in changes if change.part == "environment"] == (
+            [] if attempt == 1 else ["cpu.model"]
+        )
 
 
 def test_folders_of_the_workspace_on_pythonpath_are_recorded_with_the_run(tmp_path: Path) -> None:

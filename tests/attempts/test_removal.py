@@ -27,7 +27,7 @@ from m5ws.repository.repository import Repository
 from m5ws.reproduce import reproduce
 from m5ws.runs import listing, run_table
 from m5ws.store.local import LocalStore
-from tests.support.records import planted
+from tests.support.records import contents, planted
 from tests.support.records.bisect_lab import Lab
 from tests.support.records.forged_index import forge_creation, forge_end
 
@@ -48,7 +48,7 @@ def _train(repo: Repository, run: str, outcome: str | None = "interrupted", **fi
     draw = random.Random(run)
     saved = []
     for step in (1, 2):
-        content = Content(format="dcp/1", world=1, blobs={"w": planted.whole(repo.objects, draw.randbytes(900))})
+        content = contents.content(repo.objects, world=1, blobs={"w": planted.whole(repo.objects, draw.randbytes(900))})
         digest = planted.checkpoint(repo, run, step, content)
         name, stored = checkpoints.name(step, 1), checkpoints.find(repo, run, checkpoints.name(step, 1))[1].content
         saved.append(CheckpointPublished(step=step, name=name, checkpoint=digest, content=stored))
@@ -243,7 +243,7 @@ def test_a_verdict_on_a_run_that_was_removed_meanwhile_is_no_result(repo: Reposi
 def test_rm_counts_a_checkpoint_that_was_published_since_its_plan(repo: Repository) -> None:
     _train(repo, A)
     planned = removal.plan(repo, [A])
-    content = Content(format="dcp/1", world=1, blobs={"w": planted.whole(repo.objects, b"new")})
+    content = contents.content(repo.objects, world=1, blobs={"w": planted.whole(repo.objects, b"new")})
     planted.checkpoint(repo, A, 3, content)
     assert [row.checkpoints for row in removal.remove(repo, planned, "Ada")[0]] == [3]
     with pytest.raises(Removed):

@@ -16,7 +16,7 @@ from m5ws.repository.objects import write_parts
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from tests.cli.conftest import M5, Made
-from tests.support.records import planted
+from tests.support.records import contents, planted
 
 _BASE = [float(number) for number in range(400_000)]
 _PLAIN: dict[str, Any] = {"generators": {"torch": b"seed" * 100}, "feed": {"epoch": 1, "loader": {"given": 7}}}
@@ -33,10 +33,10 @@ def _publish(
     repo: Repository, made: Made, step: int, moved: list[float], state: dict[str, Any], attempt: int = 1
 ) -> str:
     fingerprints = {"model.fixed": "0" * 16, "model.moved": f"{hash(tuple(map(str, moved))) % 2**64:016x}@0-1"}
-    common = {"step": 0, "scheduler": {"last_epoch": 3}, "fingerprints": fingerprints}
-    content = Content(
-        format="dcp/1",
-        world=1,
+    common = {"step": 0, "scheduler": {"last_epoch": 3}}
+    content = contents.content(
+        repo.objects,
+        fingerprints=planted.whole(repo.objects, codec.encode_plain(fingerprints)),
         tensors=(_tensor(repo, "model.fixed", _BASE), _tensor(repo, "model.moved", moved)),
         common=planted.whole(repo.objects, codec.encode_plain(common)),
         ranks=(planted.whole(repo.objects, codec.encode_plain(state)),),
@@ -123,9 +123,11 @@ def test_diff_names_the_tensors_and_the_state_that_differ(m5: M5, two: tuple[str
 def test_diff_names_a_tensor_that_one_checkpoint_lacks_or_has_in_another_shape(
     m5: M5, two: tuple[str, str], made: Made, home: Repository
 ) -> None:
-    common = planted.whole(home.objects, codec.encode_plain({"fingerprints": {"model.moved": "1" * 16}}))
+    fingerprints = planted.whole(home.objects, codec.encode_plain({"model.moved": "1" * 16}))
     moved = (_tensor(home, "model.moved", [1.0, 2.0]),)
-    planted.checkpoint(home, made.run, 9, Content(format="dcp/1", world=2, tensors=moved, common=common))
+    planted.checkpoint(
+        home, made.run, 9, contents.content(home.objects, world=2, tensors=moved, fingerprints=fingerprints)
+    )
     found = m5("checkpoint", "diff", f"{made.run}@6", made.run, "--json").document
     changes = {change["name"]: (change["a"], change["b"]) for change in found["tensors"]}
     assert changes["model.fixed"] == (f"float32 [2, 200000], {'0' * 16}", None)

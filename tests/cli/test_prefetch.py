@@ -8,14 +8,13 @@ import pytest
 
 from m5ws import workspace
 from m5ws.errors import M5Error
-from m5ws.records.checkpoint import Content
 from m5ws.repository.files import materialise, trees
 from m5ws.repository.objects import key, write_parts
 from m5ws.repository.references import runs, snapshots
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure, prefetch
 from m5ws.store.cache.cache import CachedStore
-from tests.support.records import planted
+from tests.support.records import contents, planted
 from tests.support.stores.counting_store import CountingStore
 
 
@@ -66,7 +65,7 @@ def test_a_cache_limit_that_is_too_small_is_refused_before_any_fetch(
 def _blob(repo: Repository, made: Any, step: int) -> str:
     """Publish a checkpoint with bytes of its own, and return the object that holds them."""
     blob = write_parts(repo.objects, [("w", bytes([step]) * 5000)])["w"][0]
-    planted.checkpoint(repo, made.run, step, Content(format="dcp/1", world=1, blobs={"w": blob}))
+    planted.checkpoint(repo, made.run, step, contents.content(repo.objects, world=1, blobs={"w": blob}))
     return blob.object
 
 

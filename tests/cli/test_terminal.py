@@ -17,7 +17,6 @@ from m5ws.cli import cli
 from m5ws.control_characters import escaped
 from m5ws.records import codec
 from m5ws.records import ledger as events
-from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import NODE
 from m5ws.records.run import Run
@@ -25,7 +24,7 @@ from m5ws.records.snapshot import Annotation, Code, Dataset, Snapshot, Tokenizer
 from m5ws.records.verdict import Verdict
 from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
-from tests.support.records import planted
+from tests.support.records import contents, planted
 
 HOSTILE = "\x1b]0;P\x07\x1b[2J\x1b[8m\x9b31m\x08\r\x7f\u202e\u2066|\u2028\tend"
 RAW = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -89,7 +88,7 @@ def store(home: Repository, place: Path, tmp_path: Path) -> dict[str, str]:
         ids[name] = run.id
         runs.publish(home, run)
         began = hostile(events.AttemptStarted, observed=observed, inherits=(), resume=None)
-        content = Content(format="dcp/1", world=1, blobs={HOSTILE: planted.whole(home.objects, name.encode())})
+        content = contents.content(home.objects, world=1, blobs={HOSTILE: planted.whole(home.objects, name.encode())})
         digest = planted.checkpoint(home, run.id, 3, content)
         stored = home.objects.digest(codec.encode(content))
         point = events.CheckpointPublished(step=3, name=checkpoints.name(3, 1), checkpoint=digest, content=stored)

@@ -17,8 +17,7 @@ from m5ws.records.verdict import Divergence, Verdict
 from m5ws.repository.files import trees
 from m5ws.repository.references import checkpoints, outputs, runs
 from m5ws.repository.repository import Repository
-from m5ws.training.backends import dcp
-from tests.support.records import planted
+from tests.support.records import planted, tensor_states
 from tests.support.workspace.checkouts import write
 
 BEGIN_S = 1_700_000_000.0
@@ -87,8 +86,7 @@ def _step(step: int) -> Event:
 def _checkpoint(made: Planted, step: int, attempt: int) -> Event:
     tensors = {f"model.{name}": tensor for name, tensor in made.weights[step].items()}
     tensors["optimizer.weight.exp_avg"] = torch.zeros(2, 3)
-    records = dcp.save(tensors, made.repo.objects, None)
-    content = Content(format="dcp/1", world=1, tensors=records)
+    content = tensor_states.save(tensors, made.repo.objects)
     digest = planted.checkpoint(made.repo, made.run, step, content, attempt=attempt)
     stored = made.repo.objects.digest(codec.encode(content))
     name = checkpoints.name(step, attempt)

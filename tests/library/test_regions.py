@@ -1,4 +1,4 @@
-"""A job of AWS Batch that gets no nodes moves to the next queue, once, and never after a cancel."""
+"""A job of AWS Batch without nodes, or in a silent region, moves to the next queue, once, and never after a cancel."""
 
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from m5ws.records.job import Cancel, Job
 from m5ws.repository.references import jobs
 from m5ws.repository.repository import Repository
 from m5ws.workspace import Workspace
+from tests.support.records import planted
+from tests.support.workspace import command_line
 
 _RUN = "7c1d0a9b8e2f"
 _CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY; place 1 in the queue"
@@ -22,8 +24,8 @@ _CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY; place 1 in the queue"
 class _Engine:
     """Queues whose jobs all have one state. They note the names of submitted and cancelled jobs with their queue."""
 
-    def __init__(self, state: JobState) -> None:
-        self.answer: JobState | None = state
+    def __init__(self, state: JobState | None) -> None:
+        self.answer = state
         self.accepts = True
         self.submitted: list[tuple[str, str | None]] = []
         self.cancelled: list[str] = []
@@ -70,7 +72,7 @@ def place(tmp_path: Path) -> tuple[Workspace, Repository, Job]:
     return workspace, repo, jobs.publish(repo, job)
 
 
-def _engine(monkeypatch: pytest.MonkeyPatch, state: JobState) -> _Engine:
+def _engine(monkeypatch: pytest.MonkeyPatch, state: JobState | None) -> _Engine:
     engine = _Engine(state)
     monkeypatch.setattr(submission, "engine_of", engine.of)
     return engine
@@ -84,14 +86,17 @@ def _engine(monkeypatch: pytest.MonkeyPatch, state: JobState) -> _Engine:
         (JobState(standing="queued", text="RUNNABLE", reason=_CAPACITY), 0, True),
         (JobState(standing="ended", text="FAILED", reason=_CAPACITY), 0, True),
         (JobState(standing="ended", text="FAILED", reason="Essential container in task exited"), 101, False),
-        (JobState(standing="running", text="RUNNING"), 101, False),
+        (JobState(standing="running", text="RUNNING"), 99, False),
+        (JobState(standing="running", text="RUNNING"), 101, True),
         (JobState(standing="unknown"), 101, False),
+        (None, 99, False),
+        (None, 101, True),
     ],
 )
-def test_a_job_moves_if_it_waits_too_long_or_lacks_capacity(
+def test_a_job_moves_if_it_waits_too_long_is_silent_or_lacks_capacity(
     place: tuple[Workspace, Repository, Job],
     monkeypatch: pytest.MonkeyPatch,
-    state: JobState,
+    state: JobState | None,
     waited_s: float,
     moves: bool,
 ) -> None:
@@ -122,7 +127,7 @@ def test_a_job_moves_through_all_queues_and_stays_in_the_last(
     assert [name for name in names if any(name in each.jobs for each in jobs.cancels(repo, _RUN))] == names[:-1]
 
 
-def test_a_cancelled_job_a_silent_queue_and_a_refusal_move_nothing(
+def test_a_cancelled_job_and_a_refusal_move_nothing(
     place: tuple[Workspace, Repository, Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace, repo, job = place
@@ -131,9 +136,7 @@ def test_a_cancelled_job_a_silent_queue_and_a_refusal_move_nothing(
     with pytest.raises(EngineUnavailable, match="no such queue"):
         regions.move_on(workspace, repo, _RUN)
     assert jobs.cancel_of_job(repo, job) is None
-    engine.accepts, answer, engine.answer = True, engine.answer, None
-    assert regions.move_on(workspace, repo, _RUN) is None
-    engine.answer = answer
+    engine.accepts = True
     jobs.cancel(repo, Cancel(run=_RUN, attempt=0, jobs=(job.name,), created_s=1.0))
     assert regions.move_on(workspace, repo, _RUN) is None
     assert not engine.submitted and not engine.cancelled
@@ -171,3 +174,43 @@ def test_of_two_machines_that_move_a_job_one_submits_the_next(
     monkeypatch.setattr(engine, "check", check)
     assert regions.move_on(workspace, repo, _RUN) is None
     assert [name for name, _ in engine.submitted] == [jobs.next_name(job)]
+
+
+@pytest.mark.parametrize("moment", ["check", "cancel", "publish"])
+def test_a_cancel_at_any_moment_of_a_move_leaves_no_job(
+    place: tuple[Workspace, Repository, Job], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    workspace, repo, _ = place
+    engine = _engine(monkeypatch, JobState(standing="queued", reason=_CAPACITY))
+    planted.run(repo, _RUN)
+    owner, name = (jobs, "publish") if moment == "publish" else (engine, moment)
+    original = getattr(owner, name)
+
+    def during(*given: object) -> object:
+        monkeypatch.setattr(owner, name, original)
+        assert command_line.call("-C", str(workspace.root), "cancel", _RUN).returncode == 0
+        return original(*given)
+
+    monkeypatch.setattr(owner, name, during)
+    assert regions.move_on(workspace, repo, _RUN) is None
+    assert not engine.submitted and all(jobs.is_cancelled(repo, job) for job in jobs.of_run(repo, _RUN))
+
+
+def test_a_move_while_a_cancel_is_written_leaves_no_job(
+    place: tuple[Workspace, Repository, Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, repo, _ = place
+    _engine(monkeypatch, JobState(standing="queued", reason=_CAPACITY))
+    planted.run(repo, _RUN)
+    original = jobs.cancel
+
+    def during(repo: Repository, request: Cancel) -> Cancel:
+        # The canceller has read the jobs of the run already.
+        monkeypatch.setattr(jobs, "cancel", original)
+        assert regions.move_on(workspace, repo, _RUN) is not None
+        return original(repo, request)
+
+    monkeypatch.setattr(jobs, "cancel", during)
+    assert command_line.call("-C", str(workspace.root), "cancel", _RUN).returncode == 0
+    submitted = jobs.of_run(repo, _RUN)
+    assert len(submitted) == 2 and all(jobs.is_cancelled(repo, job) for job in submitted)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.records.checkpoint import Content
 from m5ws.records.snapshot import Annotation
 from m5ws.repository import bindings
 from m5ws.repository.files import trees
@@ -12,7 +11,7 @@ from m5ws.repository.fsck import fsck
 from m5ws.repository.objects import key, write_parts
 from m5ws.repository.references import checkpoints, snapshots
 from m5ws.repository.repository import Repository
-from tests.support.records import planted
+from tests.support.records import contents, planted
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def filled(repo: Repository, tmp_path: Path) -> tuple[Repository, str]:
     planted.run(repo, "a" * 12, snapshot_id)
     planted.begin(repo, "a" * 12)
     blob = write_parts(repo.objects, [("w", bytes(5000))])["w"][0]
-    planted.checkpoint(repo, "a" * 12, 3, Content(format="dcp/1", world=1, blobs={"w": blob}))
+    planted.checkpoint(repo, "a" * 12, 3, contents.content(repo.objects, world=1, blobs={"w": blob}))
     return repo, snapshot_id
 
 

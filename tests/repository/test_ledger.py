@@ -156,7 +156,7 @@ def _attempt(repo: Repository, attempt: int, inherits: tuple[str, ...]) -> None:
 
 
 def _checkpoint(repo: Repository, attempt: int, step: int) -> Checkpoint:
-    content = repo.objects.put_record(Content(format="dcp/1", world=1, blobs={}))
+    content = repo.objects.put_record(Content(format="dcp/1", world=1))
     return Checkpoint(run="r", snapshot="0" * 64, attempt=attempt, step=step, content=content)
 
 

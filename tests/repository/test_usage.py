@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from m5ws.records.checkpoint import Content
 from m5ws.repository import usage
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from tests.support.records import planted
+from tests.support.records import contents, planted
 
 
 @pytest.fixture
@@ -19,7 +18,7 @@ def repo(tmp_path: Path) -> Repository:
 
 def _save(repo: Repository, run: str, step: int, data: bytes) -> None:
     planted.checkpoint(
-        repo, run, step, Content(format="dcp/1", world=1, blobs={"w": planted.whole(repo.objects, data)})
+        repo, run, step, contents.content(repo.objects, world=1, blobs={"w": planted.whole(repo.objects, data)})
     )
 
 

@@ -1,10 +1,9 @@
-"""torch.distributed.checkpoint on a repository: exact on any number of ranks, and never a pickle."""
+"""Tensors on a repository: exact on any number of ranks, and never a pickle."""
 
 import pickle
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -12,15 +11,15 @@ from hypothesis import strategies as st
 
 from m5ws.errors import CorruptObject
 from m5ws.records import codec
-from m5ws.records.checkpoint import Content
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
+from m5ws.repository import contents
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.training.backends import dcp, dcp_reader
-from m5ws.training.backends.base import Piece
-from m5ws.training.fingerprint import fingerprint
+from m5ws.training.backends import shard_reader
 from tests.support.ranks import forks
+from tests.support.records import contents as forged
+from tests.support.records import tensor_states
 
 HERE = Path(__file__).parent
 
@@ -40,14 +39,6 @@ def test_a_save_from_any_layout_loads_exactly_into_any_layout(fork_parents: fork
     ]
 
 
-def bits(state: dict[str, torch.Tensor]) -> dict[str, str]:
-    return fingerprint.fingerprints((Piece(name, tensor) for name, tensor in state.items()), None)
-
-
-def save(repo: Repository, state: dict[str, torch.Tensor]) -> Content:
-    return Content(format="dcp/1", world=1, tensors=dcp.save(state, repo.objects, None))
-
-
 class Bomb:
     armed = False
 
@@ -59,12 +50,14 @@ def test_a_pickle_in_a_checkpoint_is_never_read(repo: Repository) -> None:
     data = pickle.dumps(Bomb())
     digest = repo.objects.put(data)
     blob = Slice(object=digest, offset=0, size_bytes=len(data), digest=digest)
-    content = msgspec.structs.replace(save(repo, {"t": torch.ones(3)}), blobs={"t": blob, "bomb": blob})
+    sound = tensor_states.save({"t": torch.ones(3)}, repo.objects)
+    (tensor,) = contents.tensors(repo.objects, sound)
+    content = forged.content(repo.objects, tensors=[tensor], blobs={"t": blob, "bomb": blob})
     target = torch.zeros(3)
-    dcp.load({"t": target}, repo.objects, content, None)
+    tensor_states.load({"t": target}, repo.objects, content)
     assert target.tolist() == [1, 1, 1]
-    with pytest.raises(RuntimeError, match="Missing key"):
-        dcp.load({"bomb": torch.zeros(3)}, repo.objects, content, None)
+    with pytest.raises(CorruptObject, match="bomb"):
+        tensor_states.load({"bomb": torch.zeros(3)}, repo.objects, content)
     with pytest.raises(CorruptObject):
         codec.decode_plain(repo.objects.read(blob))
     assert not Bomb.armed
@@ -76,7 +69,7 @@ def test_a_pickle_in_a_checkpoint_is_never_read(repo: Repository) -> None:
 def test_only_parts_with_wanted_bytes_are_read(sizes: list[int], start: int, length: int) -> None:
     edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     parts = [Slice(object=str(i), offset=0, size_bytes=size, digest="") for i, size in enumerate(sizes)]
-    wanted, base = dcp_reader._covering(parts, start, start + length)
+    wanted, base = shard_reader._covering(parts, start, start + length)
     expected = [i for i in range(len(sizes)) if edges[i] < start + length and edges[i + 1] > start]
     assert [int(part.object) for part in wanted] == expected
     assert not expected or base == edges[expected[0]]

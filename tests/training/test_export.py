@@ -14,13 +14,13 @@ from m5ws.checkpoints.export import export as checkpoint_export
 from m5ws.errors import CorruptObject, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.store import Format
+from m5ws.repository import contents
 from m5ws.repository.ledger import ledger
 from m5ws.repository.objects import key
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from m5ws.training.backends import dcp
 from tests.support.files.exports import TOOLS, bits, export, recorded
-from tests.support.records import planted
+from tests.support.records import planted, tensor_states
 from tests.training.conftest import InProcess, Runner
 
 RUN = "000000000001"
@@ -50,11 +50,11 @@ def saved(tmp_path: Path) -> Repository:
 
 
 def publish(repo: Repository, tensors: dict[str, torch.Tensor], step: int = 1) -> None:
-    records = dcp.save(tensors, repo.objects, None)
+    content = tensor_states.save(tensors, repo.objects)
     if not ledger.attempts(repo, RUN):
         planted.run(repo, RUN)
         planted.begin(repo, RUN)
-    planted.checkpoint(repo, RUN, step, Content(format="dcp/1", world=1, tensors=records))
+    planted.checkpoint(repo, RUN, step, content)
 
 
 def own_names(tensors: dict[str, torch.Tensor], prefix: str = "model.") -> dict[str, torch.Tensor]:
@@ -138,7 +138,7 @@ def test_an_unsupported_dtype_is_refused_before_the_first_write(saved: Repositor
 def test_an_export_of_damaged_data_leaves_no_files(saved: Repository, tmp_path: Path) -> None:
     which = resolve.resolve(saved, RUN)
     content = saved.objects.get_record(saved.objects.get_record(which.digest, Checkpoint).content, Content)
-    part = next(t for t in content.tensors if t.name == "model.half").shards[0].parts[-1]
+    part = next(t for t in contents.tensors(saved.objects, content) if t.name == "model.half").shards[0].parts[-1]
     damaged = tmp_path / "store" / key(part.object)
     damaged.chmod(0o644)
     damaged.write_bytes(bytes(damaged.stat().st_size))

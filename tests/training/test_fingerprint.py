@@ -59,7 +59,7 @@ def reference(tensor: torch.Tensor) -> str:
 
 
 def whole(tensor: torch.Tensor) -> str:
-    return fingerprint.fingerprints([Piece("t", tensor)], None)["t"]
+    return fingerprint.fingerprints([Piece("t", tensor)], None).values["t"]
 
 
 def from_bits(*bits: int) -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_fingerprints_of_spans_add_up_to_the_whole_tensor(size: int, cuts: list[
     tensor = torch.randn(size)
     edges = [0, *sorted(min(cut, size) for cut in cuts), size]
     pieces = [Piece("t", tensor[a:b], Span(a)) for a, b in itertools.pairwise(edges)]
-    assert fingerprint.fingerprints(pieces, None)["t"] == whole(tensor)
+    assert fingerprint.fingerprints(pieces, None).values["t"] == whole(tensor)
 
 
 @settings(max_examples=50)
@@ -133,7 +133,7 @@ def test_fingerprints_of_boxes_add_up_to_the_whole_tensor(
         part = tensor.narrow(dimension, start, min(chunk, shape[dimension] - start))
         offsets = tuple(start if d == dimension else 0 for d in range(len(shape)))
         pieces.append(Piece("t", part, Box(tuple(shape), offsets, tuple(part.shape))))
-    assert fingerprint.fingerprints(pieces, None)["t"] == whole(tensor)
+    assert fingerprint.fingerprints(pieces, None).values["t"] == whole(tensor)
 
 
 def test_a_box_inside_a_box_is_fingerprinted_with_global_indices() -> None:

@@ -28,7 +28,7 @@ STORED = {
 @pytest.mark.parametrize("value", STORED, ids=[piece.name for piece in STORED.values()])
 def test_stored_fingerprints_keep_their_values(value: str) -> None:
     piece = STORED[value]
-    assert fingerprint.fingerprints([piece], None) == {piece.name: value}
+    assert fingerprint.fingerprints([piece], None).values == {piece.name: value}
 
 
 @st.composite

@@ -14,13 +14,15 @@ from m5ws.errors import CorruptObject, M5Error
 from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content, Shard
 from m5ws.records.checkpoint import Tensor as TensorRecord
+from m5ws.repository import contents
 from m5ws.repository.repository import Repository
 from m5ws.training.backends.base import NoCopyStager
 from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint import checkpointing
 from m5ws.training.runtime.context import ActiveRank
 from m5ws.training.state.plain_state import RestoreError, decode
-from tests.support.records import planted
+from tests.support.records import contents as forged
+from tests.support.records import planted, tensor_states
 
 _HUGE = 2**40
 
@@ -40,16 +42,15 @@ class Loader:
         with torch.no_grad():
             self.model.weight.fill_(1.0)
         self.backend = TorchBackend(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1))
-        saved = self.backend.stage(NoCopyStager()).save(repo.objects, None, {})
-        self.common = {"backend": saved.common, "fingerprints": {}}
-        self.rank = {"backend": saved.rank}
-        self.sound = Content(
-            format="dcp/1",
-            world=1,
-            tensors=saved.tensors,
-            common=planted.whole(repo.objects, codec.encode_plain(self.common)),
-            ranks=(planted.whole(repo.objects, codec.encode_plain(self.rank)),),
-        )
+        saved = self.backend.stage(NoCopyStager()).save(repo.objects, None, ())
+        state = planted.whole(repo.objects, codec.encode_plain({"backend": saved.rank}))
+        self.fields: dict[str, Any] = {
+            "common": planted.whole(repo.objects, codec.encode_plain({"backend": saved.common})),
+            "fingerprints": planted.whole(repo.objects, codec.encode_plain({})),
+        }
+        self.sound = tensor_states.alone(saved, repo.objects, state=state, **self.fields)
+        self.tensors = contents.tensors(repo.objects, self.sound)
+        self.states = (state,)
 
     def load(self, hostile: Content) -> BaseException | None:
         """Publish the content's records unchanged, and load them; return the error."""
@@ -150,9 +151,11 @@ LIES: dict[str, Change] = {
 
 @pytest.mark.parametrize("change", LIES.values(), ids=LIES.keys())
 def test_a_false_tensor_record_is_refused(trained: Loader, change: Change) -> None:
-    tensors = tuple(change(one) if one.name == "model.weight" else one for one in trained.sound.tensors)
-    error = trained.load(msgspec.structs.replace(trained.sound, tensors=tensors))
-    assert isinstance(error, CorruptObject), error
+    tensors = tuple(change(one) if one.name == "model.weight" else one for one in trained.tensors)
+    objects = trained.repo.objects
+    error = trained.load(forged.content(objects, tensors=tensors, ranks=trained.states, **trained.fields))
+    # Another type or shape than the model's is no damage by itself.
+    assert isinstance(error, CorruptObject | RestoreError), error
     assert "model.weight" in str(error) or "object " in str(error)
     assert bool((trained.model.weight == 1.0).all())
 
@@ -192,7 +195,8 @@ def test_invalid_plain_state_is_refused_without_running_code(
 
 def test_a_checkpoint_without_the_state_of_ranks_is_refused(trained: Loader) -> None:
     for hostile in (
-        msgspec.structs.replace(trained.sound, ranks=()),
+        msgspec.structs.replace(trained.sound, parts=()),
+        msgspec.structs.replace(trained.sound, world=2),
         msgspec.structs.replace(trained.sound, common=None),
         msgspec.structs.replace(trained.sound, format="files/1"),
     ):

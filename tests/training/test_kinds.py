@@ -11,17 +11,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import m5ws
-from m5ws.records.checkpoint import Content
-from m5ws.repository import tensors
+from m5ws.repository import contents, tensors
+from m5ws.repository.objects import Objects
 from m5ws.repository.repository import Repository
-from m5ws.training.backends import dcp, torch_backend
+from m5ws.training.backends import torch_backend
 from m5ws.training.backends.base import NoCopyStager, Piece
 from m5ws.training.backends.torch_backend import TorchBackend
 from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.state import tensor_bytes
 from m5ws.training.state.plain_state import RestoreError, StateError
-from tests.support.records import kinds
+from tests.support.records import kinds, tensor_states
 
 
 class Kinds(torch.nn.Module):
@@ -32,12 +32,13 @@ class Kinds(torch.nn.Module):
             self.register_buffer(f"kind_{name}", tensor, persistent=bool(number % 2))
 
 
-def content(saved: Any) -> Content:
-    return Content(format="dcp/1", world=1, tensors=saved.tensors)
-
-
 def bits(backend: TorchBackend) -> dict[str, str]:
-    return fingerprint.fingerprints(backend.tensors(), None)
+    return fingerprint.fingerprints(backend.tensors(), None).values
+
+
+def load(target: TorchBackend, objects: Objects, saved: Any) -> None:
+    content = tensor_states.alone(saved, objects)
+    target.load(objects, content, contents.Parts(objects, content), saved.common, None, None)
 
 
 @pytest.mark.parametrize("copier", [HostBuffers, NoCopyStager])
@@ -48,18 +49,20 @@ def test_every_kind_of_tensor_is_restored_into_a_model_with_other_bits(
     backend = TorchBackend(model, None)
     written = bits(backend)
     staged = backend.stage(copier())
-    assert fingerprint.fingerprints(staged.tensors(), None) == written
-    saved = staged.save(repo.objects, None, written)
+    assert fingerprint.fingerprints(staged.tensors(), None).values == written
+    saved = staged.save(repo.objects, None, ())
     other = Kinds(2)
     target = TorchBackend(other, None)
     assert sum(found != written[name] for name, found in bits(target).items()) > 0.8 * len(written)
-    target.load(repo.objects, content(saved), saved.common, None, None)
+    load(target, repo.objects, saved)
     assert bits(target) == written
+    stored = tensor_states.alone(saved, repo.objects)
+    records = {record.name: record for record in contents.tensors(repo.objects, stored)}
     for name, buffer in model.named_buffers():
         back = other.get_buffer(name)
         assert (back.stride(), back.is_conj(), back.is_neg()) == (buffer.stride(), buffer.is_conj(), buffer.is_neg())
         # The stored values are as the tensor reads, also for readers without m5ws.
-        record = next(each for each in saved.tensors if each.name == f"buffer.{name}")
+        record = records[f"buffer.{name}"]
         reader = tensors.TensorReader(tensors.PartCache(repo.objects), tensors.layout(record))
         assert bytes(reader.read(0, reader.layout.size_bytes)) == tensor_bytes.readable(buffer.clone()).tobytes()
 
@@ -87,14 +90,14 @@ def test_tied_weights_are_stored_once_and_stay_tied(repo: Repository) -> None:
         return model
 
     model, other = tied(1), tied(2)
-    saved = TorchBackend(model, None).stage(NoCopyStager()).save(repo.objects, None, {})
-    assert [tensor.name for tensor in saved.tensors] == ["model.0.weight"]
-    TorchBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
+    saved = TorchBackend(model, None).stage(NoCopyStager()).save(repo.objects, None, ())
+    assert [tensor.name for tensor in saved.table] == ["model.0.weight"]
+    load(TorchBackend(other, None), repo.objects, saved)
     assert other[1].weight is other[0].weight
     assert torch.equal(other.get_parameter("0.weight"), model.get_parameter("0.weight"))
     other[1].weight = torch.nn.Parameter(torch.zeros(6, 4))
     with pytest.raises(RestoreError, match=r"model\.1\.weight"):
-        TorchBackend(other, None).load(repo.objects, content(saved), saved.common, None, None)
+        load(TorchBackend(other, None), repo.objects, saved)
 
 
 class Masters(torch.optim.Optimizer):
@@ -244,14 +247,15 @@ def test_a_tensor_of_more_than_2_to_the_31_bytes_is_saved_and_restored(repo: Rep
     large = torch.zeros(count, dtype=torch.uint8)
     marks = torch.tensor([0, 1, 2**30 - 1, 2**31 - 1, 2**31, 2**31 + 1, count - 1])
     large[marks] = torch.arange(1, len(marks) + 1, dtype=torch.uint8)
-    written = fingerprint.fingerprints([Piece("t", large)], None)
-    found = dcp.save({"t": large}, repo.objects, None)
+    written = fingerprint.fingerprints([Piece("t", large)], None).values
+    content = tensor_states.save({"t": large}, repo.objects)
     large[marks] = 99
-    dcp.load({"t": large}, repo.objects, Content(format="dcp/1", world=1, tensors=found), None)
+    tensor_states.load({"t": large}, repo.objects, content)
     assert large[marks].tolist() == list(range(1, len(marks) + 1))
     assert int(large.count_nonzero()) == len(marks)
-    assert fingerprint.fingerprints([Piece("t", large)], None) == written
-    reader = tensors.TensorReader(tensors.PartCache(repo.objects), tensors.layout(found[0]))
+    assert fingerprint.fingerprints([Piece("t", large)], None).values == written
+    (record,) = contents.tensors(repo.objects, content)
+    reader = tensors.TensorReader(tensors.PartCache(repo.objects), tensors.layout(record))
     assert bytes(reader.read(2**31 - 1, 2**31 + 2)) == bytes([4, 5, 6])
 
 

@@ -11,9 +11,11 @@ import m5ws
 from m5ws.errors import CorruptObject, NotFound, UsageError
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import CheckpointPublished, State, Step
+from m5ws.repository import contents
 from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from m5ws.training.state.plain_state import RestoreError, StateError
+from tests.support.records import contents as forged_contents
 
 
 @pytest.fixture
@@ -76,23 +78,25 @@ def test_a_restored_state_that_differs_from_the_saved_state_fails_the_rank(in_pr
     first, _ = in_process(train())
     checkpoint = repo.objects.get_record(first.newest, Checkpoint)
     content = repo.objects.get_record(checkpoint.content, Content)
-    weight = next(tensor for tensor in content.tensors if tensor.name == "model.first.weight")
-    other = next(tensor for tensor in content.tensors if tensor.name == "optimizer.first.weight.exp_avg")
+    tensors = contents.tensors(repo.objects, content)
+    states = [share.state for _, share in contents.shares(repo.objects, content) if share.state is not None]
+    weight = next(tensor for tensor in tensors if tensor.name == "model.first.weight")
+    other = next(tensor for tensor in tensors if tensor.name == "optimizer.first.weight.exp_avg")
     forged = tuple(
         tensor
         if tensor is not weight
         else type(weight)(name=weight.name, dtype=weight.dtype, shape=weight.shape, shards=other.shards)
-        for tensor in content.tensors
+        for tensor in tensors
     )
+    kept: dict[str, Any] = {"common": content.common, "fingerprints": content.fingerprints}
+    false = forged_contents.content(repo.objects, tensors=forged, ranks=states, **kept)
     digest = repo.objects.put_record(
         Checkpoint(
             run=checkpoint.run,
             snapshot=checkpoint.snapshot,
             attempt=checkpoint.attempt,
             step=checkpoint.step,
-            content=repo.objects.put_record(
-                Content(format=content.format, world=1, tensors=forged, common=content.common, ranks=content.ranks)
-            ),
+            content=repo.objects.put_record(false),
         )
     )
     second, error = in_process(train(9), resume=digest)
@@ -130,10 +134,13 @@ def test_a_resume_on_fewer_ranks_names_each_entry_without_a_restore(in_process: 
     apart = {"buffer.running_mean", "buffer.running_var"}
     of_ranks = [
         msgspec.structs.replace(tensor, name=f"{tensor.name}@{rank}") if tensor.name in apart else tensor
-        for tensor in content.tensors
+        for tensor in contents.tensors(objects, content)
         for rank in range(2 if tensor.name in apart else 1)
     ]
-    two = msgspec.structs.replace(content, world=2, ranks=content.ranks * 2, tensors=tuple(of_ranks))
+    states = [share.state for _, share in contents.shares(objects, content) if share.state is not None] * 2
+    two = forged_contents.content(
+        objects, world=2, ranks=states, tensors=of_ranks, common=content.common, fingerprints=content.fingerprints
+    )
     digest = objects.put_record(msgspec.structs.replace(checkpoint, content=objects.put_record(two)))
     second, error = in_process(script, resume=digest)
     assert error is None
@@ -150,11 +157,12 @@ def test_a_damaged_checkpoint_is_an_error(in_process: Any, train: Any, store: Lo
     first, _ = in_process(train())
     objects = in_process.runner.repo.objects
     content = objects.get_record(objects.get_record(first.newest, Checkpoint).content, Content)
-    path = store.root / key(content.tensors[0].shards[0].parts[0].object)
+    part = contents.tensors(objects, content)[0].shards[0].parts[0]
+    path = store.root / key(part.object)
     data = bytearray(path.read_bytes())
     path.chmod(0o644)
     if damage == "flipped bit":
-        data[content.tensors[0].shards[0].parts[0].offset] ^= 1
+        data[part.offset] ^= 1
         path.write_bytes(data)
     elif damage == "cut short":
         path.write_bytes(b"")

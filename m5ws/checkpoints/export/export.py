@@ -23,6 +23,7 @@ from m5ws.progress import Progress
 from m5ws.records.base import Digest
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.tree import Entry
+from m5ws.repository import contents
 from m5ws.repository.files import trees
 from m5ws.repository.objects import Objects
 from m5ws.repository.repository import Repository
@@ -201,7 +202,7 @@ def _renamed(objects: Objects, content: Content) -> NamedTensors:
     """
     transient = _of_backend(objects, content, "transient")
     layouts, apart = [], 0
-    for tensor in content.tensors:
+    for tensor in contents.tensors(objects, content):
         name, _, rank = tensor.name.partition("@")
         kind, _, rest = name.partition(".")
         if kind == "buffer" and rest in transient:
@@ -219,7 +220,8 @@ def _renamed(objects: Objects, content: Content) -> NamedTensors:
 def _state_left_out(objects: Objects, content: Content) -> Iterator[str]:
     """Yield the state other than tensors, which no file contains."""
     common = plain_state.read(objects, content.common) if content.common is not None else {}
-    ranks = plain_state.read(objects, content.ranks[0]) if content.ranks else {}
+    first = contents.Parts(objects, content).share(0).state if content.parts else None
+    ranks = plain_state.read(objects, first) if first is not None else {}
     backend = common.get("backend")
     if isinstance(backend, dict) and backend.get("groups"):
         yield "the optimizer's settings by parameter group (learning rates, betas)"

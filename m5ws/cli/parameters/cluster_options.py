@@ -9,7 +9,7 @@ from m5ws.cli import environment
 from m5ws.cli.lazy_group import typed_words
 from m5ws.cli.parameters import start_options
 from m5ws.cli.parameters.grouped import grouped
-from m5ws.cli.terminal import output
+from m5ws.cli.terminal import data, output
 from m5ws.errors import UsageError
 from m5ws.wording.lists import count
 
@@ -112,11 +112,19 @@ def submit(
             return output.print_json(planned.job)
         return output.echo("\n".join(each.job.script for each in (planned.after, planned) if each is not None))
     cluster.refuse_unaccepted(planned)
+    crossing = cluster.crossing(repo, run)
     submitted = cluster.start_run(repo, run, planned, why)
     if given["as_json"]:
-        return output.print_json({"run": run, "job": submitted.job, "id": submitted.id})
+        return output.print_json({"run": run, "job": submitted.job, "id": submitted.id, "crossing": crossing})
     output.echo(run.id)
     print_job(submitted)
+    for line in data.describe_crossing(crossing, given["on"] or "") if crossing is not None else ():
+        output.print_note(line)
+    if cluster.queues:
+        output.print_note(
+            f"the job moves to the next of {count(cluster.queues, 'queue')} while `m5ws wait {run.id}` runs somewhere, "
+            "and never without it"
+        )
     next_steps = ("show", "shows its state"), ("wait", "waits for its end"), ("cancel", "ends it")
     return output.print_note("; ".join(f"`m5ws {verb} {run.id}` {text}" for verb, text in next_steps))
 

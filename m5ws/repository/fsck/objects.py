@@ -5,12 +5,14 @@ store's server keeps a checksum (`ChecksumListing`) and its size matches the rec
 object with a server checksum, the server is not trusted, and everything is read.
 """
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from m5ws.errors import CorruptObject, NotFound
 from m5ws.progress import Progress
 from m5ws.records.base import Digest
+from m5ws.records.tree import Slice
 from m5ws.repository.concurrency import Job, bounded_map
 from m5ws.repository.fsck.damage import ChecksumOnly, Trouble
 from m5ws.repository.fsck.records import NOT_ITS_BYTES, Records, unread
@@ -19,6 +21,8 @@ from m5ws.repository.repository import Repository
 from m5ws.store.interface import ChecksumListing, ChecksummedStat
 
 _OBJECTS = "objects/"
+_Checked = tuple[Digest, str | None]
+"""An object, and a description of its damage."""
 
 
 class Holdings:
@@ -83,32 +87,46 @@ class Holdings:
 
     def _take_records(self) -> None:
         """Count records as read. Records with named slices, such as packs, are read again."""
-        self.read |= self._records.read & self.sizes.keys() - self._records.slices.keys()
+        self.read |= self._records.read & self.sizes.keys() - self._records.sliced
         for digest, trouble in self._records.corrupt.items():
             if digest in self.sizes:
                 self.read.add(digest)
                 self._found(digest, trouble)
 
     def _read(self, digests: Iterable[Digest], progress: Progress) -> None:
-        wanted = [digest for digest in digests if digest not in self.bad and digest not in self.read]
-        jobs: list[Job[str | None]] = [(self.sizes[digest], partial(self._trouble, digest)) for digest in wanted]
-        for position, trouble in enumerate(bounded_map(jobs)):
-            progress("checking objects", position, len(wanted))
+        wanted = {digest for digest in digests if digest not in self.bad and digest not in self.read}
+        for position, (digest, trouble) in enumerate(bounded_map(self._jobs(wanted))):
+            progress("checking objects", min(position, len(wanted)), len(wanted))
             if trouble is not None:
-                self._found(wanted[position], trouble)
+                self._found(digest, trouble)
         progress("checking objects", len(wanted), len(wanted))
+
+    def _jobs(self, wanted: set[Digest]) -> Iterator[Job[_Checked]]:
+        """Yield the reading of each object. An object is read again for records that name other slices of it."""
+        sliced = wanted & self._records.sliced
+        for digest in sorted(wanted - sliced):
+            yield self.sizes[digest], partial(self._check, digest, ())
+        done: set[bytes] = set()
+        for digest, parts in self._records.slices() if sliced else ():
+            mark = hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+            if digest in sliced and mark not in done and digest in self.sizes:
+                done.add(mark)
+                yield self.sizes[digest], partial(self._check, digest, parts)
 
     def _found(self, digest: Digest, trouble: str) -> None:
         self.bad[digest] = "corrupt", trouble
         self.distrusted = self.distrusted or digest in self._checksums
 
-    def _trouble(self, digest: Digest) -> str | None:
-        """Read an object. Return a description of its damage, or None."""
+    def _check(self, digest: Digest, parts: Sequence[Slice]) -> _Checked:
+        return digest, self._trouble(digest, parts)
+
+    def _trouble(self, digest: Digest, parts: Sequence[Slice]) -> str | None:
+        """Read an object and its slices. Return a description of its damage, or None."""
         objects = self._repo.objects
         try:
             data = memoryview(objects.get(digest))
         except NotFound:
-            del self.sizes[digest]  # Deleted since the listing: missing if anything needs the object.
+            self.sizes.pop(digest, None)  # Deleted since the listing: missing if anything needs the object.
             return None
         except CorruptObject:
             self.read.add(digest)
@@ -118,7 +136,7 @@ class Holdings:
         except OSError as error:
             return unread(error)
         self.read.add(digest)
-        for part in sorted(self._records.slices.get(digest, ()), key=lambda part: part.offset):
+        for part in parts:
             if objects.digest(data[part.offset : part.offset + part.size_bytes]) != part.digest:
                 return f"bytes {part.offset}+{part.size_bytes} do not match their digest in a record"
         return None

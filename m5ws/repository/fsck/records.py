@@ -5,7 +5,7 @@ are found by going up from it, and only if there is damage.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from m5ws.errors import CorruptObject, NotFound, UnknownSchema
@@ -34,7 +34,8 @@ class Records:
         self.unreadable: dict[Digest, str] = {}
         self.least: dict[Digest, int] = {}
         self.exact: dict[Digest, int] = {}
-        self.slices: dict[Digest, set[Slice]] = {}
+        self.sliced: set[Digest] = set()
+        self._with_slices: dict[Digest, type[Record]] = {}
         self.made: dict[tuple[str, int], dict[Digest, Checkpoint]] = {}
         self.checkpoints: dict[Digest, Checkpoint | OutputFiles] = {}
 
@@ -95,7 +96,7 @@ class Records:
         self.read.add(digest)
         try:
             record = codec.decode(data, kind, f"object {digest}")
-            links = list(iter_links(self._objects, digest, record))
+            claims = self._remember(digest, kind, iter_links(self._objects, digest, record))
         except (CorruptObject, UnknownSchema) as error:
             self.unreadable[digest] = str(error)
             return []
@@ -105,27 +106,48 @@ class Records:
                 self.checkpoints[digest] = record
         elif isinstance(record, OutputFiles):
             self.checkpoints[digest] = record
-        return self._remember(digest, links)
-
-    def _remember(self, digest: Digest, targets: Iterable[Named]) -> list[_Claim]:
-        claims: list[_Claim] = []
-        with self._lock:
-            names = self._names.setdefault(digest, set())
-            for target in targets:
-                if isinstance(target, Slice):
-                    names.add(target.object)
-                    self._size(target)
-                else:
-                    names.add(target[0])
-                    claims.append(target)
         return claims
 
-    def _size(self, part: Slice) -> None:
-        self.least[part.object] = max(self.least.get(part.object, 0), part.offset + part.size_bytes)
-        if part.digest == part.object:
-            self.exact[part.object] = part.size_bytes
-        else:
-            self.slices.setdefault(part.object, set()).add(part)
+    def slices(self) -> Iterator[tuple[Digest, tuple[Slice, ...]]]:
+        """Yield each object of several slices with the slices that one record names, in order of offsets.
+
+        Records are read again, one at a time. Nothing is kept for each slice: a large checkpoint has millions.
+        """
+        for digest, kind in self._with_slices.items():
+            by_object: dict[Digest, set[Slice]] = {}
+            try:
+                record = self._objects.get_record(digest, kind)
+            except NotFound:
+                continue  # Deleted by gc since the walk.
+            for target in iter_links(self._objects, digest, record):
+                if isinstance(target, Slice) and target.digest != target.object:
+                    by_object.setdefault(target.object, set()).add(target)
+            for object_, parts in by_object.items():
+                yield object_, tuple(sorted(parts, key=lambda part: (part.offset, part.size_bytes, part.digest)))
+
+    def _remember(self, digest: Digest, kind: type[Record], targets: Iterable[Named]) -> list[_Claim]:
+        """Keep the objects that a record names, if all its links are valid, and return the records among them."""
+        claims: list[_Claim] = []
+        least, exact, sliced, names = dict[Digest, int](), dict[Digest, int](), set[Digest](), set[Digest]()
+        for target in targets:
+            if not isinstance(target, Slice):
+                names.add(target[0])
+                claims.append(target)
+                continue
+            least[target.object] = max(least.get(target.object, 0), target.offset + target.size_bytes)
+            if target.digest == target.object:
+                exact[target.object] = target.size_bytes
+            else:
+                sliced.add(target.object)
+        with self._lock:
+            self._names.setdefault(digest, set()).update(names, least)
+            for object_, size_bytes in least.items():
+                self.least[object_] = max(self.least.get(object_, 0), size_bytes)
+            self.exact |= exact
+            self.sliced |= sliced
+            if sliced:
+                self._with_slices[digest] = kind
+        return claims
 
 
 NOT_ITS_BYTES = "checksum mismatch: its content does not match its name"

@@ -6,10 +6,11 @@ This is the only module that reads them; `fsck`, `gc`, `prefetch`, `push` and `p
 from collections.abc import Iterator
 
 from m5ws.records.base import Digest, Record
-from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.checkpoint import Checkpoint, Content, Part, Table
 from m5ws.records.outputs import OutputFiles
 from m5ws.records.snapshot import Manifest, Snapshot
 from m5ws.records.tree import Slice, Tree
+from m5ws.repository import contents
 from m5ws.repository.files import packs
 from m5ws.repository.files.validation import check
 from m5ws.repository.objects import Objects
@@ -30,9 +31,12 @@ def iter_links(objects: Objects, digest: Digest, record: object) -> Iterator[Nam
     elif isinstance(record, Checkpoint | OutputFiles):
         yield record.content, Content
     elif isinstance(record, Content):
-        yield from (part for tensor in record.tensors for shard in tensor.shards for part in shard.parts)
-        yield from (*record.blobs.values(), *record.ranks)
-        if record.common is not None:
-            yield record.common
+        yield from ((each.part, Part) for each in record.parts)
+        yield from (part for part in (record.common, record.fingerprints) if part is not None)
+        if record.tensors is not None:
+            yield record.tensors, Table
         if record.tree is not None:
             yield record.tree, Tree
+    elif isinstance(record, Part):
+        for share in record.shares:
+            yield from contents.slices(share)

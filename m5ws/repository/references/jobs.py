@@ -2,7 +2,8 @@
 
 A cancel is a request in the store, so that it reaches an attempt from any machine. Writer and reader cannot both miss
 each other: an attempt publishes its start first and then reads the requests; a request names the jobs of the run, and
-is published before its writer reads the state of the run.
+is published before its writer reads the state of the run. A job that takes the place of another job is published before
+its writer reads the requests again, and a canceller reads the jobs again after its request.
 """
 
 import os
@@ -67,6 +68,11 @@ def cancels(repo: Repository, run_id: str) -> list[Cancel]:
 def cancel_of_job(repo: Repository, job: Job) -> Cancel | None:
     """Return a request to begin no attempt in a job, or None. Raises as `load`."""
     return next((each for each in cancels(repo, job.run) if job.name in each.jobs), None)
+
+
+def is_cancelled(repo: Repository, job: Job) -> bool:
+    """Return True if a request ends a job for good, and does not only move it elsewhere. Raises as `load`."""
+    return any(each.next is None for each in cancels(repo, job.run) if job.name in each.jobs)
 
 
 def cancel_of_attempt(repo: Repository, run_id: str, attempt: int, job: Job | None) -> Cancel | None:

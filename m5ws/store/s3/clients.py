@@ -101,6 +101,11 @@ class Connection:
         """The region that requests are signed for."""
         return self.bucket_region or self.location.options.region or self.here or "us-east-1"
 
+    @property
+    def route(self) -> tuple[str | None, str | None]:
+        """The regions of the bucket and of this machine, as far as they are known without a request."""
+        return self._bucket_region or self.location.options.region, self.here
+
     def data(self, size_bytes: int, *, reading: bool) -> DataClient:
         """Return obstore's client for a transfer of `size_bytes`.
 

@@ -18,6 +18,7 @@ from m5ws.store.s3.clients import Connection
 from m5ws.store.s3.errors import NoSuchKey, TransientError
 from m5ws.store.s3.location import parse
 from m5ws.store.s3.retry import Retrier, RetryPolicy
+from m5ws.store.traffic import traffic
 
 _BLOCK_BYTES = 2**20
 _NO_VERSION = "null"
@@ -116,6 +117,7 @@ class S3Files:
             sink = begin()
             with closing(response["Body"]) as body:
                 while block := body.read(_BLOCK_BYTES):
+                    traffic.add(*self._connection.route, read=len(block))
                     try:
                         sink.write(block)
                     except OSError as error:

@@ -18,6 +18,7 @@ from obstore import exceptions
 
 from m5ws.store.s3.clients import Connection
 from m5ws.store.s3.errors import NoSuchKey, PreconditionFailed, TransientError
+from m5ws.store.traffic import traffic
 
 LARGEST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 4 * 2**10
@@ -60,6 +61,11 @@ class Transfer:
 
     def read(self, path: str, start: int, length: int | None, *, by_boto3: bool) -> bytes:
         """Return bytes [start, start+length) of an object, after a check of their number."""
+        data = self._read(path, start, length, by_boto3=by_boto3)
+        traffic.add(*self._connection.route, read=len(data))
+        return data
+
+    def _read(self, path: str, start: int, length: int | None, *, by_boto3: bool) -> bytes:
         if by_boto3:
             return self._connection.call(
                 "s3:GetObject", path, lambda client: self._get_object(client, path, start, length)
@@ -75,6 +81,7 @@ class Transfer:
 
     def write(self, path: str, upload: Upload, *, by_boto3: bool) -> None:
         """Put an object under a free key. Published from its success on, and possibly from its failure."""
+        traffic.add(*self._connection.route, written=upload.data.nbytes)
         try:
             if by_boto3:
                 self._connection.call("s3:PutObject", path, lambda client: self._put_object(client, path, upload))

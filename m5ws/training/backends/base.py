@@ -6,15 +6,14 @@ ranks yield every element of every named tensor, and each copy of it.
 `session(engine=…)` creates a `deepspeed.backend.DeepSpeedBackend`, any other session an `torch_backend.TorchBackend`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 
-from m5ws.records.checkpoint import Content
-from m5ws.records.checkpoint import Tensor as TensorRecord
-from m5ws.records.tree import Slice
+from m5ws.records.checkpoint import Axis, Content, Share
+from m5ws.repository.contents import Parts, TableTensor
 from m5ws.repository.objects import Objects
 from m5ws.training.runtime.collectives import Group
 from m5ws.training.state import plain_state
@@ -38,6 +37,32 @@ class Box:
     sizes: tuple[int, ...]
 
 
+COPIES = -1
+"""The dimension of an axis along which ranks have copies."""
+
+
+class Cut(NamedTuple):
+    """The formula of a sharded tensor: its first rank, and axes of (dimension, pieces, distance of ranks)."""
+
+    first: int
+    axes: tuple[tuple[int, int, int], ...]
+
+    @property
+    def cuts(self) -> tuple[Axis, ...]:
+        return tuple(Axis(*axis) for axis in self.axes if axis[0] != COPIES)
+
+    @property
+    def copies(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(axis for axis in self.axes if axis[0] == COPIES)
+
+    def ranks(self) -> list[int]:
+        """Return all ranks of the mesh."""
+        ranks = [self.first]
+        for _, pieces, distance in self.axes:
+            ranks = [rank + place * distance for rank in ranks for place in range(pieces)]
+        return ranks
+
+
 class Layout(NamedTuple):
     """Names of a training's parameters on this rank, and the number of parameters in each group of its optimizers.
 
@@ -54,25 +79,29 @@ class Piece(NamedTuple):
     Names are "model.<parameter fqn>", "buffer.<fqn>", "optimizer.<parameter fqn>.<key>", "master.<fqn>". `copy` is
     "replica" for a whole tensor of which several ranks hold a copy, and "only" for a part of a tensor. Of equal pieces
     on several ranks one counts, but all are compared. A name may have several pieces on a rank, all of the same kind of
-    `copy`.
+    `copy`. `cut` is the formula of a part in a `Box`, None without one.
     """
 
     name: str
     tensor: torch.Tensor
     place: Span | Box = Span()
     copy: Literal["only", "replica"] = "only"
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The result of a backend's save, which becomes part of a `Content`.
+    """The result of a backend's save on one rank, which becomes part of a `Content`.
 
-    `tensors`, `blobs` and `common` count on rank 0 alone; `rank` is this rank's own. The last two are plain data
-    without time, path, run or attempt: equal states give equal bytes.
+    `whole` (whole tensors for all ranks), `table`, `apart` and `common` count on rank 0 alone; `share` and `rank` are
+    this rank's own. `common` and `rank` are plain data without time, path, run or attempt, so equal states give equal
+    bytes.
     """
 
-    tensors: tuple[TensorRecord, ...] = ()
-    blobs: dict[str, Slice] = field(default_factory=dict)
+    share: Share = field(default_factory=Share)
+    whole: Share = field(default_factory=Share)
+    table: Sequence[TableTensor] = ()
+    apart: tuple[str, ...] = ()
     common: dict[str, Plain] = field(default_factory=dict)
     rank: dict[str, Plain] = field(default_factory=dict)
 
@@ -97,10 +126,10 @@ class Staged(Protocol):
     def tensors(self) -> Iterator[Piece]:
         """Yield this rank's pieces, as `Backend.tensors` did at that moment."""
 
-    def save(self, objects: Objects, group: Group, fingerprints: Mapping[str, str]) -> Saved:
-        """Write all state; collective, in any thread. When it returns on a rank, that rank's bytes are durable.
+    def save(self, objects: Objects, group: Group, apart: Collection[str]) -> Saved:
+        """Write this rank's part of the state; collective, in any thread. On return, its bytes are durable.
 
-        `fingerprints` belong to `tensors()`; they show the replicas that differ from rank to rank. An
+        `apart` are the names in `tensors()` of which ranks have replicas that differ. An
         error is raised on the failing rank alone, and the caller reports it to the other ranks. Therefore a save must
         not wait for a failed rank in any collective but on `group`: gloo times out, and keeps its errors.
         """
@@ -144,11 +173,12 @@ class Backend(Protocol):
         self,
         objects: Objects,
         content: Content,
+        parts: Parts,
         common: Mapping[str, Plain],
         rank: Mapping[str, Plain] | None,
         group: Group,
     ) -> None:
-        """Restore exactly the state of `content`; collective.
+        """Restore exactly the state of `content`, whose shares are in `parts`; collective.
 
         `common` and `rank` have the values that `save` returned in these fields; `rank` is None if the number of ranks
         changed. Raises M5Error if the content does not fit the model.

@@ -13,7 +13,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, empty
 
-from m5ws.records.checkpoint import Tensor as TensorRecord
+from m5ws.records.checkpoint import OwnTensor
+from m5ws.repository.contents import TableTensor
 from m5ws.training.backends import optimizer_state
 from m5ws.training.backends.base import Plain
 from m5ws.training.backends.tensor_names import stored_name
@@ -23,6 +24,7 @@ from m5ws.training.state import plain_state as plain
 from m5ws.training.state import subclasses
 from m5ws.training.state.plain_state import RestoreError, StateError
 
+Stored = TableTensor | OwnTensor
 _OF_PARAMETER = "parameter"
 
 
@@ -89,7 +91,7 @@ def _placements_text(leaf: str, tensor: DTensor) -> list[str]:
 
 def rebuild_state(
     optimized: Sequence[tuple[str, torch.Tensor, torch.optim.Optimizer]],
-    stored: Mapping[str, TensorRecord],
+    stored: Mapping[str, Stored],
     common: Mapping[str, Plain],
     rank: Mapping[str, Plain] | None,
     number: int,
@@ -136,9 +138,7 @@ def rebuild_state(
             yield optimizer, parameter, name, values
 
 
-def _like(
-    leaf: str, parameter: torch.Tensor, record: TensorRecord, common: Mapping[str, Plain], alike: bool
-) -> LayoutLike:
+def _like(leaf: str, parameter: torch.Tensor, record: Stored, common: Mapping[str, Plain], alike: bool) -> LayoutLike:
     """Return the layout that a restored leaf gets; it is the parameter's own if the leaf is `alike`."""
     dtype = content_rules.dtype(record.name, record.dtype)
     device = common["devices"].get(leaf)

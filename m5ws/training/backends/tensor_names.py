@@ -4,7 +4,8 @@ A name does not depend on the wrapping or the number of ranks. A tensor of which
 once a rank, as "NAME@RANK".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -59,30 +60,40 @@ def stored_name(name: str, stored: Mapping[str, object], rank: int) -> str:
     return next((known for known in (name, f"{name}@{rank}", f"{name}@0") if known in stored), name)
 
 
-def check_same_on_all(stored: Mapping[str, object]) -> None:
+def check_same_on_all(apart: Iterable[str]) -> None:
     """Raise RestoreError if ranks had different parameters of one name: their owners are not known any more."""
-    apart = sorted({name.partition("@")[0] for name in stored if "@" in name and not name.startswith("buffer.")})
-    if apart:
+    parameters = [name for name in apart if not name.startswith("buffer.")]
+    if parameters:
         raise RestoreError(
-            f"each rank had its own {', '.join(apart[:5])}: the checkpoint needs as many ranks as saved it",
+            f"each rank had its own {', '.join(parameters[:5])}: the checkpoint needs as many ranks as saved it",
             hint="Parts of a model that differ from rank to rank, such as pipeline stages, need different names.",
         )
 
 
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of live or stored tensors by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def check_fit(present: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], group: Group) -> None:
-    """Raise RestoreError, on all ranks, unless all ranks together have the stored tensors, of the same shapes."""
-    ranks = collectives.gather(dict(present), group)
-    together = {name: shape for rank in ranks for name, shape in rank.items()}
+    """Raise RestoreError, on all ranks, unless all ranks together have the stored tensors, of the same shapes.
+
+    Collective. Names with "@" are of one rank alone. Stored names without "@" are equal on all ranks.
+    """
+    common = sorted(name for name in stored if "@" not in name)
+    held = collectives.greatest([name in present for name in common], group)
     problems = {
-        "not in the checkpoint": together.keys() - stored.keys(),
-        "not in the model or optimizer": {name for name in stored if "@" not in name} - together.keys(),
-        "of another shape": {
-            name for rank in ranks for name in rank.keys() & stored.keys() if rank[name] != stored[name]
-        },
+        "not in the checkpoint": present.keys() - stored.keys(),
+        "not in the model or optimizer": {name for name, is_held in zip(common, held, strict=True) if not is_held},
+        "of another shape": {name for name in present.keys() & stored.keys() if present[name] != stored[name]},
     }
-    reasons = [f"{problem}: {', '.join(sorted(names)[:5])}" for problem, names in problems.items() if names]
-    if reasons:
-        raise RestoreError(
-            f"the checkpoint does not fit ({'; '.join(reasons)})",
-            hint="The model, or the optimizer's set of parameters, has changed since the checkpoint was saved.",
-        )
+    listed = {problem: sorted(names)[:5] for problem, names in problems.items()}
+    if not any(collectives.greatest([bool(names) for names in listed.values()], group)):
+        return
+    ranks = collectives.gather(listed, group)
+    together = {problem: sorted({name for rank in ranks for name in rank[problem]})[:5] for problem in problems}
+    reasons = [f"{problem}: {', '.join(names)}" for problem, names in together.items() if names]
+    raise RestoreError(
+        f"the checkpoint does not fit ({'; '.join(reasons)})",
+        hint="The model, or the optimizer's set of parameters, has changed since the checkpoint was saved.",
+    )

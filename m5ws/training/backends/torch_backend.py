@@ -1,10 +1,11 @@
-"""FSDP2, DDP, pipeline stages and single processes: parameters, buffers, optimizer state by name, through DCP.
+"""FSDP2, DDP, pipeline stages and single processes: parameters, buffers, optimizer state by name.
 
 Names are as in the unwrapped model. A checkpoint of one wrapping, or of another number of ranks, therefore loads
 into another. Optimizer state is named by its parameter, never by an index. A replica whose copies differ between ranks
 is stored once a rank. Every rank stores its own part of a sharded tensor.
 """
 
+import collections
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,10 +19,20 @@ from torch.distributed.tensor import DTensor
 
 from m5ws.errors import M5Error, UsageError
 from m5ws.records.checkpoint import Content
+from m5ws.repository import contents
+from m5ws.repository.contents import Parts
 from m5ws.repository.objects import Objects
-from m5ws.training.backends import ddp, layouts, optimizer_state
-from m5ws.training.backends.base import Box, Layout, NoCopyStager, Piece, Plain, Saved, Span, Stager
-from m5ws.training.backends.tensor_names import check_fit, check_same_on_all, module_names, own_name, stored_name, ties
+from m5ws.training.backends import ddp, layouts, optimizer_state, placement
+from m5ws.training.backends.base import Box, Cut, Layout, NoCopyStager, Piece, Plain, Saved, Span, Stager
+from m5ws.training.backends.tensor_names import (
+    check_fit,
+    check_same_on_all,
+    module_names,
+    own_name,
+    shapes_of,
+    stored_name,
+    ties,
+)
 from m5ws.training.compat import facts, modules, sharded
 from m5ws.training.runtime import collectives
 from m5ws.training.runtime.collectives import Group
@@ -96,17 +107,19 @@ class TorchBackend:
         return Layout(frozenset(self._parameters()), tuple(len(group["params"]) for group in groups))
 
     def rehearse(self, objects: Objects, group: Group) -> None:
-        from m5ws.training.backends import dcp
+        from m5ws.training.backends import shard_writer
 
         staged, number = self.stage(NoCopyStager()), collectives.rank(group)
-        named = staged.named(_differing_replicas(staged.state, objects, group), number)
+        named, own = staged.named(_differing_replicas(staged.state, objects, group), number)
         try:
-            tensors = dcp.rehearse(named, objects, group)
+            table = placement.agree(placement.describe(named), group)
+            collections.deque(shard_writer.plan(named, table, number, collectives.world(group)), maxlen=0)
+            stored: dict[str, layouts.Stored] = {tensor.name: tensor for tensor in table} | shard_writer.own_records(
+                own
+            )
             common, rank = staged.plain(objects, group)
             common = collectives.broadcast(common, group)
-            shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-            stored = {tensor.name: tensor for tensor in tensors}
-            check_fit(shapes, {name: tensor.shape for name, tensor in stored.items()}, group)
+            check_fit(shapes_of(named), shapes_of(stored), group)
             live = partial(layouts.as_it_is, staged.state)
             optimized = list(self._optimized(self._parameters()))
             rebuilt = layouts.rebuild_state(optimized, stored, common, rank, number, live)
@@ -120,18 +133,22 @@ class TorchBackend:
         self,
         objects: Objects,
         content: Content,
+        parts: Parts,
         common: Mapping[str, Plain],
         rank: Mapping[str, Plain] | None,
         group: Group,
     ) -> None:
-        from m5ws.training.backends import dcp
+        from m5ws.training.backends import shard_reader
 
         if not {"groups", "devices", "whole", "placements", "optimizer"} <= common.keys():
             raise RestoreError("the checkpoint lacks the parameter groups and layouts of its optimizer")
-        stored = {tensor.name: tensor for tensor in content.tensors}
         number = collectives.rank(group)
+        table = contents.load_table(objects, content)
+        stored: dict[str, layouts.Stored] = {tensor.name: tensor for tensor in table}
+        for source in {number, 0} & set(range(content.world)) if content.apart else ():
+            stored |= {tensor.name: tensor for tensor in parts.share(source).own}
         if rank is None:
-            check_same_on_all(stored)
+            check_same_on_all(content.apart)
         optimized = list(self._optimized(self._parameters()))
         made = list(layouts.rebuild_state(optimized, stored, common, rank, number, lambda _, like: like.empty()))
         for optimizer in self._optimizers:
@@ -142,9 +159,13 @@ class TorchBackend:
         self._given = {name: torch.empty_like(shard) for name, shard in self._own_shards()}
         state = {**self._state(), **self._given}
         named = {stored_name(name, stored, number): tensor for name, tensor in state.items()}
-        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-        check_fit(shapes, {name: tensor.shape for name, tensor in stored.items()}, group)
-        dcp.load(named, objects, content, group)
+        check_fit(shapes_of(named), shapes_of(stored), group)
+        problem: Exception | None = None
+        try:
+            shard_reader.read(named, table, parts, number, objects)
+        except (M5Error, OSError) as error:
+            problem = error
+        collectives.raise_on_all(problem, "read its part of the checkpoint", group)
         if self._optimizers:
             own = rank.get("groups") if rank is not None else None
             optimizer_state.restore_groups(self._optimizers, common["groups"] if own is None else own)
@@ -283,19 +304,23 @@ class StagedState:
     def tensors(self) -> Iterator[Piece]:
         return pieces(self.state)
 
-    def save(self, objects: Objects, group: Group, fingerprints: Mapping[str, str]) -> Saved:
-        from m5ws.training.backends import dcp
+    def save(self, objects: Objects, group: Group, apart: Collection[str]) -> Saved:
+        from m5ws.training.backends import shard_writer
 
-        apart = {name.rpartition("@")[0] for name in fingerprints if name not in self.state and "@" in name}
         if torn := sorted(name for name in apart if isinstance(self.state.get(name), DTensor)):
             raise CopiesDiffer(f"ranks hold copies of {', '.join(torn[:5])} that differ: no checkpoint could be exact")
         common, rank = self.plain(objects, group)
-        tensors = dcp.save(self.named(apart, collectives.rank(group)), objects, group)
-        return Saved(tensors=tensors, common=common, rank=rank)
+        number = collectives.rank(group)
+        named, own = self.named(apart, number)
+        table = placement.agree(placement.describe(named), group)
+        # No collective follows: an error of this rank alone is reported by the caller.
+        share, whole = shard_writer.write(named, own, table, number, collectives.world(group), objects)
+        return Saved(share=share, whole=whole, table=table, apart=tuple(sorted(apart)), common=common, rank=rank)
 
-    def named(self, apart: Collection[str], rank: int) -> dict[str, torch.Tensor]:
-        """Return the tensors by the names they are stored under: replicas that differ have one for each rank."""
-        return {f"{name}@{rank}" if name in apart else name: tensor for name, tensor in self.state.items()}
+    def named(self, apart: Collection[str], rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the tensors by the names they are stored under, and replicas that differ by names of this rank."""
+        named = {name: tensor for name, tensor in self.state.items() if name not in apart}
+        return named, {f"{name}@{rank}": tensor for name, tensor in self.state.items() if name in apart}
 
     def plain(self, objects: Objects, group: Group) -> tuple[dict[str, Plain], dict[str, Plain]]:
         """Return the non-tensor state of all ranks, whole on rank 0, and of this rank; collective."""
@@ -346,7 +371,7 @@ def _on_all(layouts: dict[str, dict[str, Plain]], objects: Objects, group: Group
 def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
     """Yield this rank's pieces of tensors by name. Raises StateError."""
     # Thousands of tensors have few layouts, and torch takes long to find a rank's part of one.
-    boxes: dict[tuple[object, ...], tuple[Box | None, int]] = {}
+    boxes: dict[tuple[object, ...], tuple[Box | None, int, Cut | None]] = {}
     for name, tensor in state.items():
         if not isinstance(tensor, DTensor):
             yield Piece(name, tensor, _WHOLE, "replica")
@@ -354,8 +379,8 @@ def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
         layout = (tensor.shape, tensor.device_mesh, tensor.placements)
         if layout not in boxes:
             box = _box(name, tensor)
-            boxes[layout] = box, math.prod(box.sizes) if box is not None else 0
-        box, count = boxes[layout]
+            boxes[layout] = box, math.prod(box.sizes) if box is not None else 0, placement.formula(tensor)
+        box, count, cut = boxes[layout]
         if box is None:
             continue
         local = sharded.local_part(tensor)
@@ -364,7 +389,7 @@ def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
                 f"a shard of {name} has {local.numel()} elements, where torch would have {count} ({tensor.placements})",
                 hint="Shards that `DTensor.from_local` made must have the sizes that torch gives them.",
             )
-        yield Piece(name, local, box)
+        yield Piece(name, local, box, cut=cut)
 
 
 def _box(name: str, tensor: DTensor) -> Box | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from m5ws.errors import CorruptObject, Fenced, M5Error
 from m5ws.records import codec
 from m5ws.records.base import Digest
@@ -18,6 +20,8 @@ from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import CheckpointPublished, State
 from m5ws.records.store import Format as StoreFormat
 from m5ws.records.tree import Slice
+from m5ws.repository import contents
+from m5ws.repository.contents import PartList
 from m5ws.repository.objects import Objects
 from m5ws.repository.publishing import ObjectDeleted
 from m5ws.repository.references import checkpoints
@@ -27,15 +31,17 @@ from m5ws.repository.transfer import local_copies
 from m5ws.store.local import LocalStore
 from m5ws.training.backends.base import Backend, Plain, Saved, Staged
 from m5ws.training.fingerprint import fingerprint
+from m5ws.training.fingerprint.fingerprint import Fingerprints
 from m5ws.training.runtime import collectives
 from m5ws.training.runtime.collectives import Group
 from m5ws.training.runtime.context import ActiveRank
-from m5ws.training.state import content_check as content_rules
 from m5ws.training.state import rng
 from m5ws.training.state.plain_state import RestoreError, StateError
 
 Format = Literal["dcp/1", "deepspeed/1"]
 _REPEATS = 3
+_REASONS = 8
+"""Limit of the reasons in a notice of a failed save."""
 _PAUSE_S = 0.5
 """The first pause between tries; the store has retried before it fails."""
 
@@ -57,13 +63,25 @@ class TrainingState:
 
 
 @dataclass(frozen=True)
-class _Written:
-    """One rank's report after its part of a save: an error, or the slice with its plain state."""
+class Report:
+    """The report of consecutive ranks after their parts of a save: their shares, and the errors of some.
 
-    problem: str | None
-    state: Slice | None
-    head: Digest
-    began: frozenset[str] = frozenset()
+    `heads` are in order of ranks. `began` are the gc plans that were done on all of them (`Objects.begin`).
+    """
+
+    problems: tuple[str, ...]
+    shares: PartList
+    heads: tuple[Digest, ...]
+    began: frozenset[str]
+
+    def joined(self, after: "Report", objects: Objects) -> "Report":
+        """Return the report of both; parts that are large enough are stored."""
+        shares, problems = self.shares, self.problems + after.problems
+        try:
+            shares = shares.joined(after.shares, objects.put)
+        except (M5Error, OSError) as error:
+            problems += (f"{type(error).__name__}: {error}",)
+        return Report(problems[:_REASONS], shares, self.heads + after.heads, self.began & after.began)
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,7 @@ def save(
     """
     started = time.perf_counter()
     tensors = fingerprint.fingerprints(staged.tensors(), group)
-    record_fingerprints(active, moment.step, tensors, moment.rank["generators"])
+    record_fingerprints(active, moment.step, tensors.values, moment.rank["generators"])
     saving = _Saving(active, staged, format_, group, moment, tensors)
     if active.context.saving.local is not None and active.context.goes_on:
         # Before the upload: a restart after a kill uploads from here.
@@ -156,7 +174,7 @@ class _Saving:
     format: Format
     group: Group
     moment: TrainingState
-    fingerprints: Mapping[str, str]
+    fingerprints: Fingerprints
 
     def keep(self, folder: Path, reason: str) -> None:
         """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all ranks.
@@ -210,35 +228,41 @@ class _Saving:
     def _written(self) -> _Outcome:
         """Write all ranks' bytes and publish them."""
         objects = self.active.repo.objects
-        saved, problem, mine, began = Saved(), None, None, frozenset[str]()
+        saved, problems, began = Saved(), tuple[str, ...](), frozenset[str]()
+        rank = self.active.rank
         try:
             # Collective, so no step that can fail on one rank alone comes before it.
-            saved = self.staged.save(objects, self.group, self.fingerprints)
-            mine = _put_plain(objects, {"backend": saved.rank, **self.moment.rank})
+            saved = self.staged.save(objects, self.group, self.fingerprints.apart)
+            state = _put_plain(objects, {"backend": saved.rank, **self.moment.rank})
+            saved = replace(saved, share=msgspec.structs.replace(saved.share, state=state))
             began = objects.begin()
         except (Fenced, StateError, RestoreError):
             raise
         except (M5Error, OSError) as error:
-            problem = f"{type(error).__name__}: {error}"
-        written = collectives.gather(_Written(problem, mine, self.moment.head, began), self.group)
-        problems = {rank: report.problem for rank, report in enumerate(written) if report.problem is not None}
-        if problems:
-            return _Outcome(problem="; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))
-        outcome = self._published(saved, written) if self.active.rank == 0 else None
+            problems = (f"rank {rank}: {type(error).__name__}: {error}",)
+        own = Report(problems, contents.one_share(rank, saved.share), (self.moment.head,), began)
+        report = collectives.reduce(own, lambda before, after: before.joined(after, objects), self.group)
+        outcome = self._published(saved, report) if report is not None else None
         return collectives.broadcast(outcome, self.group)
 
-    def _published(self, saved: Saved, written: list[_Written]) -> _Outcome:
+    def _published(self, saved: Saved, report: Report) -> _Outcome:
         """Publish, on rank 0, the bytes that all ranks have written; return the outcome."""
         objects, moment = self.active.repo.objects, self.moment
+        if report.problems:
+            return _Outcome(problem="; ".join(report.problems))
         try:
-            common = {"step": moment.step, "fingerprints": dict(self.fingerprints), "backend": saved.common}
+            table = objects.put_record(contents.make_table(saved.table)) if saved.table else None
+            shares = report.shares
+            if saved.whole.rows:
+                shares = shares.joined(contents.one_share(self.active.world, saved.whole), objects.put)
             content = Content(
                 format=self.format,
                 world=self.active.world,
-                tensors=saved.tensors,
-                blobs=saved.blobs,
-                common=_put_plain(objects, {**common, **moment.common}),
-                ranks=tuple(report.state for report in written if report.state is not None),
+                tensors=table,
+                parts=shares.all(objects.put),
+                common=_put_plain(objects, {"step": moment.step, "backend": saved.common, **moment.common}),
+                fingerprints=_put_plain(objects, self.fingerprints.values),
+                apart=saved.apart,
             )
             checkpoint = Checkpoint(
                 run=self.active.context.run,
@@ -246,11 +270,10 @@ class _Saving:
                 attempt=self.active.context.attempt,
                 step=moment.step,
                 content=objects.put_record(content),
-                ledger={str(rank): report.head for rank, report in enumerate(written)},
+                ledger={str(rank): head for rank, head in enumerate(report.heads)},
             )
             # The bytes of all ranks are durable, by their reports. The next line publishes the checkpoint.
-            began = frozenset.intersection(*(report.began for report in written))
-            digest = checkpoints.publish(self.active.repo, checkpoint, began)
+            digest = checkpoints.publish(self.active.repo, checkpoint, report.began)
         except Fenced as error:
             return _Outcome(fenced=str(error), removed=isinstance(error, Removed))
         except ObjectDeleted as error:
@@ -270,7 +293,7 @@ def _put_plain(objects: Objects, value: Mapping[str, Plain]) -> Slice:
 class RestoredState:
     """A checkpoint that was read: `rank` is None if it was made by another number of ranks.
 
-    `dropped` then names the entries of ranks that are not restored; on rank 0 alone.
+    `dropped` then names the entries of ranks that are not restored; on rank 0 alone, as are the `fingerprints`.
     """
 
     step: int
@@ -305,21 +328,23 @@ def _load(active: ActiveRank, backend: Backend, group: Group, checkpoint: Checkp
     content = objects.get_record(checkpoint.content, Content)
     if content.format != backend.format:
         raise RestoreError(f"the checkpoint is of format {content.format}, and this training reads {backend.format}")
-    content_rules.check(content)
-    common = _read_plain(objects, content.common, ("backend", "fingerprints"))
+    parts = contents.Parts(objects, content)
+    common = _read_plain(objects, content.common, ("backend",))
+    fingerprints = _read_plain(objects, content.fingerprints, ()) if active.rank == 0 else {}
     rank = None
     if content.world == active.world:
-        rank = _read_plain(objects, content.ranks[active.rank], ("backend",))
-    backend.load(objects, content, common["backend"], rank["backend"] if rank is not None else None, group)
-    dropped = tuple(_dropped(objects, content)) if rank is None and active.rank == 0 else ()
-    return RestoredState(checkpoint.step, content.world, common["fingerprints"], common, rank, dropped)
+        rank = _read_plain(objects, parts.share(active.rank).state, ("backend",))
+    backend.load(objects, content, parts, common["backend"], rank["backend"] if rank is not None else None, group)
+    dropped = tuple(_dropped(objects, content, parts)) if rank is None and active.rank == 0 else ()
+    return RestoredState(checkpoint.step, content.world, fingerprints, common, rank, dropped)
 
 
-def _dropped(objects: Objects, content: Content) -> Iterator[str]:
+def _dropped(objects: Objects, content: Content, parts: contents.Parts) -> Iterator[str]:
     """Yield the entries of ranks that another number of ranks does not restore."""
     generators, entries = set[str](), set[str]()
-    for part in content.ranks:
-        state = _read_plain(objects, part, ())
+    for number in range(content.world):
+        share = parts.share(number)
+        state = _read_plain(objects, share.state, ())
         generators.update(state.get("generators", ()))
         entries.update(name for name in state if name.startswith("state."))
         if content.format == "dcp/1":
@@ -328,8 +353,7 @@ def _dropped(objects: Objects, content: Content) -> Iterator[str]:
     if generators:
         yield f"generators ({', '.join(sorted(generators))})"
     yield from sorted(entries)
-    apart = sorted({tensor.name.partition("@")[0] for tensor in content.tensors if "@" in tensor.name})
-    yield from (f"{name} of all ranks but rank 0" for name in apart)
+    yield from (f"{name} of all ranks but rank 0" for name in content.apart)
 
 
 def load_rank(active: ActiveRank) -> dict[str, Any]:
@@ -337,7 +361,9 @@ def load_rank(active: ActiveRank) -> dict[str, Any]:
     objects = active.repo.objects
     assert active.context.resume is not None
     content = objects.get_record(objects.get_record(active.context.resume, Checkpoint).content, Content)
-    return _read_plain(objects, content.ranks[active.rank], ()) if content.world == active.world else {}
+    if content.world != active.world:
+        return {}
+    return _read_plain(objects, contents.Parts(objects, content).share(active.rank).state, ())
 
 
 def _read_plain(objects: Objects, part: Slice | None, names: Sequence[str]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ accidents and drift. It does not protect against forgery (the digests of a check
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 
-from m5ws.training.backends.base import Piece, Span
-from m5ws.training.fingerprint import tensor_sums
-from m5ws.training.runtime import collectives
+from m5ws.training.backends.base import Cut, Piece, Span
+from m5ws.training.fingerprint import merging, tensor_sums
+from m5ws.training.runtime import classes, collectives
 from m5ws.training.runtime.collectives import Group
 
 _MODULUS = 1 << 64
@@ -25,9 +26,56 @@ _WHOLE = "all"
 _SPAN = "span "
 
 
-def fingerprints(pieces: Iterable[Piece], group: Group) -> dict[str, str]:
-    """Return every tensor's fingerprint by name, as `merge` returns them; collective, equal on all ranks."""
-    return merge(collectives.gather(local(pieces), group))
+class Fingerprints(NamedTuple):
+    """Fingerprints by name as `merge` returns them, on rank 0 alone; on all ranks, the names with one for each rank."""
+
+    values: dict[str, str]
+    apart: frozenset[str] = frozenset()
+
+
+def fingerprints(pieces: Iterable[Piece], group: Group) -> Fingerprints:
+    """Return every tensor's fingerprint; collective. Memory and work of no rank grow with the number of ranks.
+
+    Tensors whose copies differ are an exception: rank 0 gets the sums of all ranks.
+    """
+    held = list(pieces)
+    own = local(held)
+    if group is None:
+        return Fingerprints(merge([own]))
+    spans = {piece.name: sum(own[piece.name].values()) for piece in held if _is_span(piece)}
+    layouts = {piece.name: _cut(piece) for piece in held if not _is_span(piece)}
+    rules = classes.decide(layouts, merging.arrange, group)
+    vectors = merging.contribute(own, layouts, rules, collectives.rank(group))
+    sums_, differences = (collectives.add_up(vector, group) for vector in vectors)
+    is_first = collectives.rank(group) == 0
+    unequal = set(collectives.broadcast(merging.unequal(rules, differences) if is_first else None, group))
+    added = collectives.reduce(spans, _joined, group)
+    values: dict[str, str] = {}
+    if added is not None:
+        values = merging.texts(rules, sums_, unequal) | {name: _text({"": value}) for name, value in added.items()}
+    if not unequal:
+        return Fingerprints(dict(sorted(values.items())))
+    single = [{name: own[name] for name in sorted(unequal) if name in layouts}]
+    ranks = collectives.reduce(single, lambda before, after: before + after, group)
+    compared = merge(ranks) if ranks is not None else {}
+    apart = frozenset(name for name in unequal if name not in compared)
+    apart = collectives.broadcast(apart, group)
+    return Fingerprints(dict(sorted((values | compared).items())) if is_first else {}, apart)
+
+
+def _is_span(piece: Piece) -> bool:
+    return piece.copy == "only" and isinstance(piece.place, Span)
+
+
+def _cut(piece: Piece) -> Cut | None:
+    return merging.WHOLE if piece.copy == "replica" else piece.cut
+
+
+def _joined(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    added = dict(before)
+    for name, value in after.items():
+        added[name] = added.get(name, 0) + value
+    return added
 
 
 def local(pieces: Iterable[Piece]) -> Sums:
@@ -68,7 +116,9 @@ def merge(ranks: list[Sums]) -> dict[str, str]:
             regions |= held
         alike = all(held.items() <= regions.items() for held in holders.values())
         if alike and (_WHOLE not in regions or len(regions) == 1):
-            merged[name] = _text(regions) + _holders(list(holders), regions, len(ranks))
+            # Spans are ZeRO's: they have no copies, and their ranks depend on the number of ranks alone.
+            some = len(holders) < len(ranks) and not any(region.startswith(_SPAN) for region in regions)
+            merged[name] = _text(regions) + merging.holders_text(list(holders) if some else None)
         else:
             merged |= {f"{name}@{number}": _text(held) for number, held in holders.items()}
     return dict(sorted(merged.items()))
@@ -81,17 +131,3 @@ def bits(value: str) -> str:
 
 def _text(sums: Mapping[str, int]) -> str:
     return f"{sum(sums.values()) % _MODULUS:016x}"
-
-
-def _holders(numbers: list[int], regions: Mapping[str, int], world: int) -> str:
-    """Return "@" and the ranks that hold a tensor, as "@0-3,8"; "" if all do, or if each has other elements."""
-    # Spans are ZeRO's: they have no copies, and their ranks depend on the number of ranks alone.
-    if len(numbers) == world or any(region.startswith(_SPAN) for region in regions):
-        return ""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return "@" + ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

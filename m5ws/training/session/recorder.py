@@ -27,6 +27,7 @@ from m5ws.training.session.checkpoint_limits import StepWatch
 from m5ws.training.session.schedules import Cadence, FingerprintSchedule
 from m5ws.training.session.step import Step
 from m5ws.training.state import plain_state, rng
+from m5ws.training.state.plain_state import RestoreError
 
 
 class Recorder:
@@ -111,7 +112,12 @@ class Recorder:
         # Last of all: creating an iterator of the loader draws a seed from the global generator.
         generators = self._restore_generators(restored) if restored.rank is not None else {}
         tensors, states = self._fingerprint(restored.step, restored=True)
-        restore.verify(restored, tensors, states, generators)
+        problem: Exception | None = None
+        try:
+            restore.verify(restored, tensors, states, generators)
+        except RestoreError as error:
+            problem = error
+        collectives.raise_on_all(problem, "restore its state", self._group)
         return restored.step
 
     def _restore_generators(self, restored: checkpointing.RestoredState) -> dict[str, Plain]:
@@ -285,7 +291,7 @@ class Recorder:
     def _fingerprint(self, step: int, *, restored: bool = False) -> tuple[dict[str, str], dict[str, Plain]]:
         """Fingerprint the present state; collective. Return the tensors' fingerprints and the generators' states."""
         states = rng.capture(self._generators)
-        tensors = fingerprint.fingerprints(self._backend.tensors(), self._group)
+        tensors = fingerprint.fingerprints(self._backend.tensors(), self._group).values
         checkpointing.record_fingerprints(self._active, step, tensors, states, restored=restored)
         return tensors, states
 

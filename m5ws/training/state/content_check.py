@@ -2,29 +2,25 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 import torch
 
 from m5ws.errors import CorruptObject
-from m5ws.records.checkpoint import Content, Shard
-from m5ws.records.checkpoint import Tensor as TensorRecord
+from m5ws.records.checkpoint import Box, Shard, Tensor
+from m5ws.repository import cuts
+from m5ws.repository.contents import TableTensor
 
 _MOST_CUT = 8
 """Limit of the dimensions along which one tensor is cut; device meshes have fewer."""
 
 
-def check(content: Content) -> None:
-    """Raise CorruptObject unless each tensor has a known type, shards that fill it, and enough bytes."""
-    if len(content.ranks) != content.world:
-        raise CorruptObject(f"the checkpoint has the state of {len(content.ranks)} of {content.world} ranks")
-    for tensor in content.tensors:
-        item_bytes = dtype(tensor.name, tensor.dtype).itemsize
-        for shard in tensor.shards:
-            _check_shard(tensor, shard, item_bytes)
-        # Empty tensors of DeepSpeed and DCP have no shards at all.
-        if math.prod(tensor.shape) and not _fill(tensor):
-            raise CorruptObject(f"the shards of {tensor.name} do not fill its shape {_shown(tensor.shape)} exactly")
+def check_region(tensor: TableTensor, box: Box, shards: Iterable[Shard]) -> None:
+    """Raise CorruptObject unless shards fill a region of a tensor, each element once."""
+    parts = (cuts.overlap(box, Box(shard.offsets, shard.sizes)) for shard in shards)
+    if not _fill(box, [part for part in parts if part is not None]):
+        raise CorruptObject(f"the shards of {tensor.name} do not fill its shape {_shown(tensor.shape)} exactly")
 
 
 def dtype(name: str, stored: str) -> torch.dtype:
@@ -35,7 +31,9 @@ def dtype(name: str, stored: str) -> torch.dtype:
     return kind
 
 
-def _check_shard(tensor: TensorRecord, shard: Shard, item_bytes: int) -> None:
+def check_shard(tensor: TableTensor | Tensor, shard: Shard) -> None:
+    """Raise CorruptObject unless a shard lies inside its tensor and has the bytes that its sizes need."""
+    item_bytes = dtype(tensor.name, tensor.dtype).itemsize
     if not len(tensor.shape) == len(shard.offsets) == len(shard.sizes) or any(
         offset + size > whole for offset, size, whole in zip(shard.offsets, shard.sizes, tensor.shape, strict=True)
     ):
@@ -45,24 +43,23 @@ def _check_shard(tensor: TensorRecord, shard: Shard, item_bytes: int) -> None:
         raise CorruptObject(f"a shard of {tensor.name} has {present} bytes instead of {expected}")
 
 
-def _fill(tensor: TensorRecord) -> bool:
-    """Return True if the shards, which lie inside the shape, cover each of its elements once.
+def _fill(region: Box, parts: Sequence[Box]) -> bool:
+    """Return True if parts inside a region cover each of its elements once.
 
-    The shards must have as many elements together as the shape. Each corner of the shape itself must be a corner of an
-    odd number of shards, each other corner of an even number: counted modulo two, the shards then cover the shape. Only
-    the dimensions in which the tensor is cut count.
+    The parts must have as many elements together as the region. Each corner of the region itself must be a corner of an
+    odd number of parts, each other corner of an even number: counted modulo two, the parts then cover the region. Only
+    the dimensions in which the region is cut count.
     """
-    shards = [shard for shard in tensor.shards if math.prod(shard.sizes)]
-    if sum(math.prod(shard.sizes) for shard in shards) != math.prod(tensor.shape):
+    if sum(math.prod(part.sizes) for part in parts) != math.prod(region.sizes):
         return False
-    cut = [d for d, whole in enumerate(tensor.shape) if any(shard.sizes[d] != whole for shard in shards)]
+    cut = [d for d, whole in enumerate(region.sizes) if any(part.sizes[d] != whole for part in parts)]
     if len(cut) > _MOST_CUT:
         return False
     corners: Counter[tuple[int, ...]] = Counter()
-    for shard in shards:
-        corners.update(product(*((shard.offsets[d], shard.offsets[d] + shard.sizes[d]) for d in cut)))
+    for part in parts:
+        corners.update(product(*((part.offsets[d], part.offsets[d] + part.sizes[d]) for d in cut)))
     odd = {corner for corner, times in corners.items() if times % 2}
-    return odd == set(product(*((0, tensor.shape[d]) for d in cut)))
+    return odd == set(product(*((region.offsets[d], region.offsets[d] + region.sizes[d]) for d in cut)))
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from m5ws.errors import Fenced
 from m5ws.records import codec
 from m5ws.records.base import Digest
-from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.environment import Observed
 from m5ws.records.run import LaunchSpec, Run
 from m5ws.records.tree import Slice
@@ -24,7 +24,7 @@ from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.interface import ObjectStore
 from tests.support.gc.gc_world import publish
-from tests.support.records import planted
+from tests.support.records import contents, planted
 from tests.support.stores.sleeping_store import SleepingStore
 
 Wakes = Literal["after the attempt began", "between look and write", "as the attempt begins"]
@@ -98,7 +98,10 @@ def _late(repo: Repository, held: Checkpoint) -> bool:
 def _content(repo: Repository, step: int, attempt: int) -> Digest:
     """Store the content of a checkpoint, a different content for each step and attempt."""
     common, rank = _plain(repo, step), _plain(repo, step, attempt)
-    return repo.objects.put_record(Content(format="dcp/1", world=1, common=common, ranks=(rank,)))
+    content = contents.content(
+        repo.objects, common=common, fingerprints=planted.whole(repo.objects, codec.encode_plain({})), ranks=(rank,)
+    )
+    return repo.objects.put_record(content)
 
 
 def _plain(repo: Repository, *value: object) -> Slice:

@@ -31,6 +31,5 @@ def bits(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
 def recorded(repo: Repository, digest: str) -> dict[str, str]:
     """The state that the training itself recorded at its save."""
     content = repo.objects.get_record(repo.objects.get_record(digest, Checkpoint).content, Content)
-    assert content.common is not None
-    state = cast(dict[str, Any], codec.decode_plain(repo.objects.read(content.common)))
-    return cast(dict[str, str], state["fingerprints"])
+    assert content.fingerprints is not None
+    return cast(dict[str, str], codec.decode_plain(repo.objects.read(content.fingerprints)))

@@ -28,7 +28,7 @@ from m5ws.repository.gc import gc
 from m5ws.repository.references import canaries, checkpoints, incidents, jobs, known, notes, outputs, runs
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
-from tests.support.records import planted
+from tests.support.records import contents, planted
 
 FORMAT = Path(__file__).parents[3] / "docs" / "format.md"
 A, B = "a" * 12, "b" * 12
@@ -182,7 +182,7 @@ def _save(repo: Repository, run: Run, attempt: int, step: int, heads: dict[str, 
     part = planted.whole(repo.objects, f"{run.snapshot[:6]}{step:02d}".encode())
     shard = Shard(offsets=(0,), sizes=(2,), parts=(part,))
     tensor = Tensor(name="model.weight", dtype="float32", shape=(2,), shards=(shard,))
-    content = repo.objects.put_record(Content(format="dcp/1", world=1, tensors=(tensor,)))
+    content = repo.objects.put_record(contents.content(repo.objects, world=1, tensors=(tensor,)))
     record = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=attempt, step=step, content=content, ledger=heads)
     name, digest = checkpoints.name(step, attempt), checkpoints.publish(repo, record)
     return CheckpointPublished(step=step, name=name, checkpoint=digest, content=content)

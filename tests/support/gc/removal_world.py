@@ -11,7 +11,7 @@ from functools import partial
 from m5ws.attempts import removal
 from m5ws.cli.parameters import transfer as parameters
 from m5ws.errors import M5Error
-from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.gc import RetentionRules
 from m5ws.records.ledger import NODE, AttemptEnded, AttemptStarted, Event
 from m5ws.records.run import Parent, Run
@@ -26,7 +26,7 @@ from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import transfer
 from m5ws.store.interface import ObjectStore
 from tests.support.gc.turns import Serial
-from tests.support.records import planted
+from tests.support.records import contents, planted
 from tests.support.stores.memory_store import MemoryStore
 
 A = "a" * 12
@@ -174,7 +174,7 @@ class RemovalWorld:
             # Each try is a save of its own: gc may have deleted objects that the first try relied on.
             repo.objects.forget()
             blob = planted.whole(repo.objects, f"{run.id}{step}".encode())
-            content = repo.objects.put_record(Content(format="dcp/1", world=1, blobs={"w": blob}))
+            content = repo.objects.put_record(contents.content(repo.objects, world=1, blobs={"w": blob}))
             saved = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=attempt, step=step, content=content)
             checkpoints.publish(repo, saved, repo.objects.begin())
 

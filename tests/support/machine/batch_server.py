@@ -6,12 +6,15 @@ decides the end of an attempt, the other nodes are stopped after it, and the fir
 matches decides about the next attempt. There are no instances, images, permissions and devices.
 
 A file `hold-REGION` in the folder keeps jobs RUNNABLE, with its text as the reason. A file `lost` ends the next attempt
-as the loss of an instance.
+as the loss of an instance, and a file `taken` does after SIGTERM to all nodes. While a file `silent-REGION` exists, the
+API of the region does not answer.
 
-python tests/support/machine/batch_server.py PORT FOLDER NODES: NODES is a JSON list of [address, words before the
-command], one for each node of the machine.
+python tests/support/machine/batch_server.py PORT FOLDER NODES: NODES is a JSON object with a list for each region, of
+[address, words before the command] for each of its nodes. An empty object leaves the jobs to moto, which starts a
+container for each node by the socket in DOCKER_HOST.
 """
 
+import copy
 import fnmatch
 import json
 import os
@@ -32,7 +35,7 @@ _STOP_S = 30.0
 _EXITED, _LOST = "Essential container in task exited", "Host EC2 (instance i-0) terminated."
 _submitted = threading.local()
 _folder = Path(sys.argv[2])
-_nodes: list[tuple[str, list[str]]] = json.loads(sys.argv[3])
+_nodes: dict[str, list[tuple[str, list[str]]]] = json.loads(sys.argv[3])
 
 
 class Job(models.Job):
@@ -89,6 +92,10 @@ class Job(models.Job):
                 (_folder / "lost").unlink()
                 reason = _LOST
                 os.killpg(started[main].pid, signal.SIGKILL)
+            if (_folder / "taken").exists():
+                (_folder / "taken").unlink()
+                reason = _LOST
+                break
             if time.monotonic() > end_s:
                 self.terminate("Job attempt duration exceeded timeout")
         # ECS stops a container by SIGTERM, and 30 seconds later by SIGKILL.
@@ -101,20 +108,14 @@ class Job(models.Job):
 
     def _start(self, number: int, node: int, count: int, main: int) -> "subprocess.Popen[bytes]":
         container = _container(self.job_definition.node_properties or {}, self.overrides, node, count)
-        before = _nodes[node][1]
-        variables = {each["name"]: each["value"] for each in container.get("environment", ())} | {
-            "AWS_BATCH_JOB_ID": self.job_id,
-            "AWS_BATCH_JOB_ATTEMPT": str(number),
-            "AWS_BATCH_JQ_NAME": self.job_queue.name,
-            "AWS_BATCH_JOB_NUM_NODES": str(count),
-            "AWS_BATCH_JOB_NODE_INDEX": str(node),
-            "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(main),
-        }
+        nodes = _nodes[self.job_definition._region]
+        variables = {each["name"]: each["value"] for each in container.get("environment", ())}
+        variables |= _variables(self, number, node, count, main)
         if node != main:
-            variables["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = _nodes[main][0]
+            variables["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = nodes[main][0]
         with (_folder / f"{self.job_name}-{number}-{node}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*before, *container["command"]],
+                [*nodes[node][1], *container["command"]],
                 env=os.environ | variables,
                 stdout=log,
                 stderr=log,
@@ -122,6 +123,38 @@ class Job(models.Job):
             )
         (_folder / f"{self.job_name}-{number}-{node}.pid").write_text(str(process.pid))
         return process
+
+
+class ContainerJob(models.Job):
+    """moto's own multi-node job, with the overrides and the variables of nodes that moto leaves out."""
+
+    __module__ = models.__name__
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.job_definition = copy.copy(self.job_definition)
+        properties, overrides = self.job_definition.node_properties or {}, _submitted.overrides
+        count = overrides.get("numNodes", properties["numNodes"])
+        nodes = []
+        for node in range(count):
+            container = _container(properties, overrides, node, count)
+            variables = _variables(self, 1, node, count, properties["mainNode"])
+            own = [{"name": name, "value": value} for name, value in variables.items()]
+            mounts = [{"readOnly": False, **mount} for mount in container.get("mountPoints", ())]
+            changed = {"environment": [*container.get("environment", ()), *own], "mountPoints": mounts}
+            nodes.append({"targetNodes": str(node), "container": container | changed})
+        self.job_definition.node_properties = properties | {"numNodes": count, "nodeRangeProperties": nodes}
+
+
+def _variables(job: models.Job, number: int, node: int, count: int, main: int) -> dict[str, str]:
+    return {
+        "AWS_BATCH_JOB_ID": job.job_id,
+        "AWS_BATCH_JOB_ATTEMPT": str(number),
+        "AWS_BATCH_JQ_NAME": job.job_queue.name,
+        "AWS_BATCH_JOB_NUM_NODES": str(count),
+        "AWS_BATCH_JOB_NODE_INDEX": str(node),
+        "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(main),
+    }
 
 
 def _container(properties: dict[str, Any], overrides: dict[str, Any], node: int, count: int) -> dict[str, Any]:
@@ -176,9 +209,18 @@ class _Response(responses.BatchResponse):
         return json.dumps({"frontOfQueue": {"jobs": listed, "lastUpdatedAt": 0}})
 
 
+def _by_region(environ: dict[str, Any], start_response: Any) -> Any:
+    """Answer a request, unless the region in its signature is silent."""
+    scope = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].split("/")
+    if len(scope) > 2 and (_folder / f"silent-{scope[2]}").exists():
+        start_response("503 Service Unavailable", [])
+        return []
+    return dispatcher(environ, start_response)
+
+
 if __name__ == "__main__":
-    models.Job = Job  # type: ignore[misc]
+    models.Job = Job if _nodes else ContainerJob  # type: ignore[misc]
     urls.url_paths = dict.fromkeys(urls.url_paths, _Response.dispatch)
     urls.url_paths["{0}/v1/getjobqueuesnapshot$"] = _Response.dispatch
     dispatcher = DomainDispatcherApplication(create_backend_app)
-    run_simple("0.0.0.0", int(sys.argv[1]), dispatcher, threaded=True, request_handler=MotoRequestHandler)  # noqa: S104
+    run_simple("0.0.0.0", int(sys.argv[1]), _by_region, threaded=True, request_handler=MotoRequestHandler)  # noqa: S104

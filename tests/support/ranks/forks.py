@@ -41,7 +41,7 @@ _TORCH = (
     "torch._inductor",
     "torch.distributed.fsdp",
     "m5ws.training.rank",
-    "m5ws.training.backends.dcp",
+    "m5ws.training.backends.shard_writer",
     "m5ws.training.session.session",
 )
 _DEEPSPEED = (

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from m5ws.records.checkpoint import Content
 from m5ws.records.environment import Declared, Observed
 from m5ws.records.gc import Keep, RetentionRules
 from m5ws.records.ledger import NODE, AttemptEnded, RankStarted, Step
@@ -21,7 +20,7 @@ from m5ws.repository.gc import execute, gc
 from m5ws.repository.objects import write_parts
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
-from tests.support.records import planted
+from tests.support.records import contents, planted
 
 _AT_ONCE_S = -60.0
 """The age of all objects: a server's times may be whole seconds."""
@@ -107,7 +106,7 @@ def _run(repo: Repository, snapshot: str, scale: Scale, draw: random.Random) -> 
             writer.append(str(rank), Step(step=step, quantities={"loss": draw.random().hex()}, tokens=512))
     for step in (1, 2):
         saved = write_parts(repo.objects, [("w", draw.randbytes(scale.saved_bytes)), ("rng", draw.randbytes(64))])
-        kept = Content(format="dcp/1", world=2, blobs={"w": saved["w"][0]}, ranks=saved["rng"])
+        kept = contents.content(repo.objects, world=2, blobs={"w": saved["w"][0]}, ranks=saved["rng"])
         planted.checkpoint(repo, run.id, step, kept)
     writer.append(NODE, AttemptEnded(outcome="finished", exit_code=0))
     return run.id

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import msgspec
 
 from m5ws.records import codec
-from m5ws.records.checkpoint import Checkpoint, Content
+from m5ws.records.checkpoint import Checkpoint
 from m5ws.records.environment import Observed
 from m5ws.records.ledger import (
     NODE,
@@ -29,7 +29,7 @@ from m5ws.repository.ledger.spool import chain
 from m5ws.repository.objects import write_parts
 from m5ws.repository.references import checkpoints, runs
 from m5ws.repository.repository import Repository
-from tests.support.records import planted
+from tests.support.records import contents, planted
 from tests.support.stores.memory_store import MemoryStore
 
 RUN, REPLAY = "7c1d00000001", "7c1d00000002"
@@ -66,7 +66,7 @@ def _train(repo: Repository, run: Run) -> None:
         writer.append(str(rank), *before[2:])
         assert len(before) == SAVED
     blob = write_parts(repo.objects, [("w", b"weights" * 100)])["w"][0]
-    content = repo.objects.put_record(Content(format="dcp/1", world=2, blobs={"w": blob}))
+    content = repo.objects.put_record(contents.content(repo.objects, world=2, blobs={"w": blob}))
     heads = dict(writer.heads.by_rank)
     checkpoint = Checkpoint(run=run.id, snapshot=run.snapshot, attempt=1, step=3, content=content, ledger=heads)
     digest, name = checkpoints.publish(repo, checkpoint), checkpoints.name(3, 1)

@@ -73,28 +73,28 @@ def descriptions_read_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def moto(log: Path) -> Iterator[S3Server]:
-    """Run moto's server, with atomic conditional creates, until the context ends."""
+def moto(log: Path, host: str = "127.0.0.1") -> Iterator[S3Server]:
+    """Run moto's server at an address of this machine, with atomic conditional creates, until the context ends."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((host, 0))
         port = free.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).with_name("moto_server.py")), str(port)]
+    command = [sys.executable, str(Path(__file__).with_name("moto_server.py")), str(port), host]
     with open(log, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        _wait(port, process, log)
-        yield S3Server(f"http://127.0.0.1:{port}")
+        _wait(host, port, process, log)
+        yield S3Server(f"http://{host}:{port}")
     finally:
         process.terminate()
         process.wait(10)
 
 
-def _wait(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait(host: str, port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
     until_s = time.monotonic() + _START_S
     while time.monotonic() < until_s:
         if process.poll() is not None:
             break
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5):
             return
         time.sleep(0.05)
     raise RuntimeError(f"the S3 server did not start:\n{log.read_text(errors='replace')[-2000:]}")

@@ -6,6 +6,7 @@ Each scenario returns plain data; this rank's goes to OUT/<scenario>-<rank>.json
 import gc
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,17 @@ from m5ws.errors import M5Error
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content
 from m5ws.records.tree import Slice
+from m5ws.repository import contents
 from m5ws.repository.repository import Repository
 from m5ws.store import open_store
+from m5ws.training.backends.base import Piece
 from m5ws.training.backends.deepspeed.backend import DeepSpeedBackend
 from m5ws.training.checkpoint.writer import HostBuffers
 from m5ws.training.fingerprint import fingerprint
 from m5ws.training.runtime import collectives
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.support.records import tensor_states
 
 STEPS = 8
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -59,31 +65,30 @@ class Training:
         return {name: float(value).hex() for name, value in values.items()}
 
     def state(self) -> dict[str, str]:
-        return fingerprint.fingerprints(self.backend.tensors(), self.group)
+        return self._everywhere(self.backend.tensors())
+
+    def _everywhere(self, pieces: Iterable[Piece]) -> dict[str, str]:
+        """Return the fingerprints, which rank 0 has, on all ranks."""
+        found = fingerprint.fingerprints(pieces, self.group).values
+        shared: dict[str, str] = collectives.broadcast(found if dist.get_rank() == 0 else None, self.group)
+        return shared
 
     def save(self, repo: Repository) -> tuple[str, Any]:
         staged = self.backend.stage(self.buffers)
         found = self.state()
-        assert fingerprint.fingerprints(staged.tensors(), self.group) == found
+        assert self._everywhere(staged.tensors()) == found
         live = {piece.tensor.untyped_storage().data_ptr() for piece in self.backend.tensors()}
         assert not any(piece.tensor.untyped_storage().data_ptr() in live for piece in staged.tensors())
-        saved = staged.save(repo.objects, self.group, found)
-        content = None
-        if dist.get_rank() == 0:
-            content = repo.objects.put_record(
-                Content(
-                    format="deepspeed/1",
-                    world=dist.get_world_size(),
-                    tensors=saved.tensors,
-                    blobs=saved.blobs,
-                    ranks=(put(repo, {"backend": saved.rank}),),
-                )
-            )
-        digest: str = collectives.broadcast(content, self.group)
+        saved = staged.save(repo.objects, self.group, ())
+        state = put(repo, {"backend": saved.rank})
+        content = tensor_states.gathered(saved, repo.objects, self.group, state, format="deepspeed/1")
+        stored = repo.objects.put_record(content) if content is not None else None
+        digest: str = collectives.broadcast(stored, self.group)
         return digest, codec.decode_plain(codec.encode_plain(saved.rank))
 
     def load(self, repo: Repository, content: str, rank: Any) -> None:
-        self.backend.load(repo.objects, repo.objects.get_record(content, Content), {}, rank, self.group)
+        record = repo.objects.get_record(content, Content)
+        self.backend.load(repo.objects, record, contents.Parts(repo.objects, record), {}, rank, self.group)
 
     def destroy(self) -> None:
         self.engine.destroy()
@@ -224,7 +229,7 @@ def refusals(repo: Repository, group: Any) -> dict[str, str]:
     training.engine.micro_steps = 0
     dist.barrier()
     if dist.get_rank() == 0:
-        part = record.blobs["buffers-1"]
+        part = contents.blobs(repo.objects, record)["buffers-1"]
         damaged = Path(repo.store.url.removeprefix("file://"), "objects", part.object[:2], part.object)
         damaged.chmod(0o644)
         damaged.write_bytes(bytes(part.size_bytes))

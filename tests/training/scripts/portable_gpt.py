@@ -32,5 +32,5 @@ for _ in range(3):
 pieces = [Piece(name, tensor) for name, tensor in model.state_dict().items()]
 for number, state in optimizer.state_dict()["state"].items():
     pieces += [Piece(f"{number}.{name}", tensor) for name, tensor in state.items()]
-found = fingerprint.fingerprints(pieces, None)
+found = fingerprint.fingerprints(pieces, None).values
 print(torch.backends.cpu.get_cpu_capability(), hashlib.sha256(repr(found).encode()).hexdigest())

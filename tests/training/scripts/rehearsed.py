@@ -5,10 +5,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, zeros
 
-from m5ws.records.store import Format
-from m5ws.repository.repository import Repository
-from m5ws.training.backends import dcp
-from tests.support.stores.memory_store import MemoryStore
+from m5ws.training.backends import placement, shard_writer
+from m5ws.training.state.plain_state import StateError
 
 State = dict[str, torch.Tensor]
 
@@ -30,7 +28,6 @@ def state(rank: int) -> State:
             f"blocks.{number}": zeros(7, 3, device_mesh=square, placements=[Shard(0), Shard(1)]),
             f"{side}.{number}": torch.zeros(5, 3),
             f"{side}.rows.{number}": zeros(7, 3, device_mesh=square["b"], placements=[Shard(0)]),
-            f"own.{number}@{rank}": torch.zeros(5 + rank, 3),
         }
     return tensors
 
@@ -38,19 +35,17 @@ def state(rank: int) -> State:
 def main() -> None:
     dist.init_process_group("gloo")
     rank, group = dist.get_rank(), dist.group.WORLD
-    objects = Repository.create(MemoryStore(), Format()).objects
     tensors = state(rank)
-    one_by_one = dcp.PlanWriter(objects)
-    dcp._save(tensors, one_by_one, group)
-    rehearsed = dcp.rehearse(tensors, objects, group)
+    table = placement.agree(placement.describe(tensors), group)
+    stored = [tensor.name for _, tensor, _ in shard_writer.plan(tensors, table, rank, 4)]
     if rank == 0:
-        assert sorted(rehearsed, key=lambda tensor: tensor.name) == list(one_by_one.tensors)
-        print(f"{len(rehearsed)} tensors are planned")
+        print(f"{len(table)} tensors are planned")
+    print(f"rank {rank} stores {len(stored)}: {' '.join(name for name in stored if name.endswith('rows.1'))}\n", end="")
     if rank == 3:
         del tensors["rows.1"]
     try:
-        dcp.rehearse(tensors, objects, group)
-    except ValueError as error:
+        placement.agree(placement.describe(tensors), group)
+    except StateError as error:
         print(f"rank {rank}: {str(error).strip()}\n", end="")  # One write: the ranks share the file.
     dist.destroy_process_group()
 

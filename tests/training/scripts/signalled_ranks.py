@@ -18,7 +18,7 @@ from m5ws.records.ledger import Step
 from m5ws.repository.ledger.ledger import decode_event
 from m5ws.repository.ledger.spool import SpoolReader
 from m5ws.training import rank
-from m5ws.training.backends import dcp, torch_backend  # noqa: F401
+from m5ws.training.backends import shard_writer, torch_backend  # noqa: F401
 from m5ws.training.session import session  # noqa: F401
 
 _POLL_S = 0.002

@@ -5,7 +5,7 @@
 steps and CPUAdam's beta powers (`cpu_adam_state`). On another number of ranks, `reshard` makes this rank's files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -14,8 +14,8 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 from m5ws.errors import M5Error
 from m5ws.records.checkpoint import Content
-from m5ws.records.checkpoint import Tensor as TensorRecord
-from m5ws.records.tree import Slice
+from m5ws.repository import contents
+from m5ws.repository.contents import Parts
 from m5ws.repository.objects import Objects
 from m5ws.training.backends.base import Layout, Piece, Plain, Saved, Stager
 from m5ws.training.backends.deepspeed import checkpoint_engine, cpu_adam_state, limits, reshard
@@ -29,7 +29,6 @@ from m5ws.training.runtime.collectives import Group
 from m5ws.training.state.plain_state import RestoreError, StateError
 
 _BUFFERS = "buffers"
-_Written = tuple[tuple[TensorRecord, ...], dict[str, Slice]]
 
 
 class DeepSpeedBackend:
@@ -143,6 +142,7 @@ class DeepSpeedBackend:
         self,
         objects: Objects,
         content: Content,
+        parts: Parts,
         common: Mapping[str, Plain],
         rank: Mapping[str, Plain] | None,
         group: Group,
@@ -151,18 +151,13 @@ class DeepSpeedBackend:
         files: dict[str, dict[str, Any]] = {}
         own = checkpoint_engine.capture_files(self._engine) if rank is None else {}
         try:
-            files, hidden = self._read(objects, content, collectives.rank(group), rank, own)
+            files, hidden = self._read(objects, content, parts, collectives.rank(group), rank, own)
         except (M5Error, OSError) as error:
             problem = error
         # No rank may enter DeepSpeed's collectives if another rank does not.
-        failed = [number for number, fine in enumerate(collectives.gather(problem is None, group)) if not fine]
-        if problem is not None:
-            raise problem
-        if failed:
-            raise RestoreError(f"rank {failed[0]} could not read its part of the checkpoint")
+        collectives.raise_on_all(problem, "read its part of the checkpoint", group)
         buffers = files.pop(_BUFFERS)
-        names = reshard.on_all_ranks(files) if rank is None else content.blobs
-        checkpoint_engine.supply_files(self._engine, files, names)
+        checkpoint_engine.supply_files(self._engine, files, reshard.on_all_ranks(files))
         for parameter in self._module.parameters():
             zero.drop_second_copy(parameter)
         self._restore_hidden(buffers, hidden)
@@ -171,6 +166,7 @@ class DeepSpeedBackend:
         self,
         objects: Objects,
         content: Content,
+        parts: Parts,
         number: int,
         rank: Mapping[str, Plain] | None,
         own: dict[str, dict[str, Any]],
@@ -179,18 +175,19 @@ class DeepSpeedBackend:
         names = [*checkpoint_engine.required_files(self._engine), _buffers_of(number)]
         if rank is None:
             names = reshard.required_files(self._engine, number, content)
-        if missing := [name for name in names if name not in content.blobs]:
+        blobs, tensors = contents.find_blobs(parts, number, names)
+        if missing := [name for name in names if name not in blobs]:
             raise RestoreError(
                 f"the checkpoint has no {', '.join(missing)}",
                 hint="The ZeRO stage or the data type has changed since the checkpoint was saved.",
             )
-        tensors = {tensor.name: tensor for tensor in content.tensors}
         *names, buffers = names
-        read = {_BUFFERS: deepspeed_state.read(objects, content.blobs[buffers], tensors)}
+        read = {_BUFFERS: deepspeed_state.read(objects, blobs[buffers], tensors)}
         if rank is not None:
-            return read | {name: deepspeed_state.read(objects, content.blobs[name], tensors) for name in names}, rank
-        files = reshard.files(self._engine, objects, content, own)
-        return read | files, {**reshard.hidden(objects, content), "micro_steps": None}
+            return read | {name: deepspeed_state.read(objects, blobs[name], tensors) for name in names}, rank
+        stored = reshard.Stored(objects, content, blobs, tensors)
+        files = reshard.files(self._engine, stored, own)
+        return read | files, {**reshard.hidden(objects, parts), "micro_steps": None}
 
     @torch.no_grad()
     def _restore_hidden(self, stored: Mapping[str, torch.Tensor], rank: Mapping[str, Plain]) -> None:
@@ -244,21 +241,9 @@ class _Staged:
     def tensors(self) -> Iterator[Piece]:
         return iter(self.pieces)
 
-    def save(self, objects: Objects, group: Group, fingerprints: Mapping[str, str]) -> Saved:
-        problem: Exception | None = None
-        written: _Written = ((), {})
-        try:
-            written = deepspeed_state.write(objects, self.structures, self.state)
-        except (M5Error, OSError) as error:
-            problem = error
-        # Gathered before the error is raised here: the other ranks are in the same collective.
-        everything = collectives.gather(written, group)
-        if problem is not None:
-            raise problem
-        records = [record for records, _ in everything for record in records]
-        tensors = tuple(sorted(records, key=lambda record: record.name))
-        blobs = {name: blob for _, stored in everything for name, blob in stored.items()}
-        return Saved(tensors=tensors, blobs=blobs, common=self.common, rank=self.rank)
+    def save(self, objects: Objects, group: Group, apart: Collection[str]) -> Saved:
+        share = deepspeed_state.write(objects, self.structures, self.state)
+        return Saved(share=share, common=self.common, rank=self.rank)
 
 
 def _buffers_of(rank: int) -> str:

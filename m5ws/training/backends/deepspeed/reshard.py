@@ -6,14 +6,16 @@ reads only the elements that it holds now. DeepSpeed then loads the files as usu
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from m5ws.errors import CorruptObject
 from m5ws.records import codec
-from m5ws.records.checkpoint import Content
+from m5ws.records.checkpoint import Content, Tensor
+from m5ws.records.tree import Slice
 from m5ws.repository import concurrency
+from m5ws.repository.contents import Parts
 from m5ws.repository.objects import Objects
 from m5ws.repository.tensors import Layout, PartCache, TensorReader
 from m5ws.training.backends.base import Plain
@@ -32,30 +34,40 @@ _READ_BYTES = 64 * 2**20
 Files = dict[str, dict[str, Any]]
 
 
-def hidden(objects: Objects, content: Content) -> Mapping[str, Plain]:
+class Stored(NamedTuple):
+    """A checkpoint: the files that `required_files` names, and the tensors of the ranks that stored them."""
+
+    objects: Objects
+    content: Content
+    blobs: Mapping[str, Slice]
+    tensors: Mapping[str, Tensor]
+
+
+def hidden(objects: Objects, parts: Parts) -> Mapping[str, Plain]:
     """Return the state that DeepSpeed hides, as rank 0 saved it: the beta powers are equal on all ranks.
 
     Raises NotFound, CorruptObject.
     """
-    state = codec.decode_plain(objects.read(content.ranks[0])) if content.ranks else None
+    first = parts.share(0).state
+    state = codec.decode_plain(objects.read(first)) if first is not None else None
     if not isinstance(state, dict) or not isinstance(state.get("backend"), dict):
         raise CorruptObject("the checkpoint has no state of its first rank")
     backend: Mapping[str, Plain] = state["backend"]
     return backend
 
 
-def files(engine: Any, objects: Objects, content: Content, own: Files) -> Files:
+def files(engine: Any, checkpoint: Stored, own: Files) -> Files:
     """Return the files that this rank's engine loads; `own` are the files that it would save now (`capture_files`).
 
     Raises NotFound, CorruptObject, RestoreError.
     """
-    tensors = {tensor.name: tensor for tensor in content.tensors}
+    objects, content, blobs, tensors = checkpoint
     model, *optimizer = checkpoint_engine.required_files(engine)
-    stored = deepspeed_state.read(objects, content.blobs[_first(model)], tensors)
+    stored = deepspeed_state.read(objects, blobs[_first(model)], tensors)
     stored["dp_world_size"] = engine.seq_dp_world_size
     if not optimizer:
         return {model: stored}
-    numbers = deepspeed_state.read_numbers(objects, content.blobs[_first(optimizer[0])], tensors)
+    numbers = deepspeed_state.read_numbers(objects, blobs[_first(optimizer[0])], tensors)
     state = _State(engine, deepspeed_weights.load_shards(objects, content), numbers["optimizer_state_dict"])
     reads = _Reads(PartCache(objects))
     stored |= state.model(own.get(model, {}), reads)
@@ -69,7 +81,7 @@ def required_files(engine: Any, rank: int, content: Content) -> list[str]:
     buffers = f"buffers-{rank}"
     names = [_first(name) for name in checkpoint_engine.required_files(engine)]
     # If buffers differed from rank to rank, a rank that did not exist gets the first rank's.
-    return [*names, buffers if buffers in content.blobs else "buffers-0"]
+    return [*names, buffers if rank < content.world else "buffers-0"]
 
 
 def on_all_ranks(files: Files) -> set[str]:

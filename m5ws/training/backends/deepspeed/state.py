@@ -6,14 +6,14 @@ DeepSpeed's copy of the configuration, which contains paths, is left out: no loa
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from m5ws.records import codec
-from m5ws.records.checkpoint import Shard
-from m5ws.records.checkpoint import Tensor as TensorRecord
+from m5ws.records.checkpoint import OwnTensor, Share, Tensor
 from m5ws.records.tree import Slice
+from m5ws.repository import contents
 from m5ws.repository.objects import Objects, Reading, into, read_parts, write_parts
 from m5ws.training.backends.base import Plain
 from m5ws.training.compat import engine, modules
@@ -23,7 +23,8 @@ from m5ws.training.state.plain_state import RestoreError, StateError
 
 _TAG = "m5ws.kind"
 _LEFT_OUT = ("ds_config",)
-_Make = Callable[[TensorRecord, list[Reading]], torch.Tensor]
+_Record = TypeVar("_Record", Tensor, OwnTensor)
+_Make = Callable[[Tensor, list[Reading]], torch.Tensor]
 _CLASSES = engine.state_classes()
 _STAGE = engine.stage_class()
 
@@ -41,7 +42,7 @@ def parted(files: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, bytes], di
 def rehearse(files: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise StateError for state dictionaries that change when they are taken apart and rebuilt."""
     structures, tensors = parted(files)
-    records = {name: _record(name, tensor, ()) for name, tensor in tensors.items()}
+    records = {name: _record(name, tensor) for name, tensor in tensors.items()}
     for name, structure in structures.items():
         state = plain_state.decode(codec.decode_plain(structure))
         rebuilt, _ = parted({name: _restored(state, records, lambda record: tensors[record.name])})
@@ -49,17 +50,15 @@ def rehearse(files: Mapping[str, Mapping[str, Any]]) -> None:
             raise StateError(f"DeepSpeed's {name} changes when it is stored and read")
 
 
-def write(
-    objects: Objects, structures: Mapping[str, bytes], tensors: Mapping[str, torch.Tensor]
-) -> tuple[tuple[TensorRecord, ...], dict[str, Slice]]:
+def write(objects: Objects, structures: Mapping[str, bytes], tensors: Mapping[str, torch.Tensor]) -> Share:
     """Make the result of `parted` durable; return its tensors, and the slice of each file's structure."""
     # In order of names: a loaded dictionary may have another order than the saved dictionary.
     parts = write_parts(objects, ((name, tensor_bytes.readable(tensors[name])) for name in sorted(tensors)))
     blobs = {name: _put(objects, structure) for name, structure in structures.items()}
-    return tuple(_record(name, tensor, parts[name]) for name, tensor in tensors.items()), blobs
+    return contents.make_share((), [(_record(name, tensors[name]), parts[name]) for name in sorted(tensors)], blobs)
 
 
-def read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
+def read(objects: Objects, blob: Slice, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return a stored state dictionary; its tensors are new, on the CPU.
 
     Raises NotFound, CorruptObject, RestoreError.
@@ -67,13 +66,13 @@ def read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> 
     return _read(objects, blob, tensors, _tensor)
 
 
-def read_numbers(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord]) -> dict[str, Any]:
+def read_numbers(objects: Objects, blob: Slice, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return a stored state dictionary on the meta device; only tensors without dimensions are read.
 
     Raises NotFound, CorruptObject, RestoreError.
     """
 
-    def made(record: TensorRecord, readings: list[Reading]) -> torch.Tensor:
+    def made(record: Tensor, readings: list[Reading]) -> torch.Tensor:
         if not record.shape:
             return _tensor(record, readings)
         return torch.empty(record.shape, dtype=content_rules.dtype(record.name, record.dtype), device="meta")
@@ -81,7 +80,7 @@ def read_numbers(objects: Objects, blob: Slice, tensors: Mapping[str, TensorReco
     return _read(objects, blob, tensors, made)
 
 
-def _read(objects: Objects, blob: Slice, tensors: Mapping[str, TensorRecord], make: _Make) -> dict[str, Any]:
+def _read(objects: Objects, blob: Slice, tensors: Mapping[str, Tensor], make: _Make) -> dict[str, Any]:
     readings: list[Reading] = []
     structure = plain_state.decode(codec.decode_plain(objects.read(blob)))
     state = _restored(structure, tensors, lambda record: make(record, readings))
@@ -129,11 +128,8 @@ def _key(key: object, path: str) -> str:
     return str(key)
 
 
-def _record(name: str, tensor: torch.Tensor, parts: tuple[Slice, ...]) -> TensorRecord:
-    shape = tuple(tensor.shape)
-    whole = Shard(offsets=(0,) * len(shape), sizes=shape, parts=parts)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorRecord(name=name, dtype=dtype, shape=shape, shards=(whole,) if parts else ())
+def _record(name: str, tensor: torch.Tensor) -> OwnTensor:
+    return OwnTensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def _put(objects: Objects, data: bytes) -> Slice:
@@ -144,7 +140,7 @@ def _put(objects: Objects, data: bytes) -> Slice:
 # --- decoding
 
 
-def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[TensorRecord], torch.Tensor]) -> Any:
+def _restored(value: Any, tensors: Mapping[str, _Record], make: Callable[[_Record], torch.Tensor]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_restored(item, tensors, make) for item in value)
     if type(value) not in (dict, OrderedDict):
@@ -173,10 +169,11 @@ def _restored(value: Any, tensors: Mapping[str, TensorRecord], make: Callable[[T
     return instance
 
 
-def _tensor(record: TensorRecord, readings: list[Reading]) -> torch.Tensor:
+def _tensor(record: Tensor, readings: list[Reading]) -> torch.Tensor:
     """Return an empty tensor, and add the readings that fill it to `readings`. Raises CorruptObject."""
+    (shard,) = record.shards
+    content_rules.check_shard(record, shard)
     tensor = torch.empty(record.shape, dtype=content_rules.dtype(record.name, record.dtype))
-    if record.shards:
-        (shard,) = record.shards
+    if shard.parts:
         readings += into(shard.parts, tensor.view(-1).view(torch.uint8).numpy().data, record.name)
     return tensor

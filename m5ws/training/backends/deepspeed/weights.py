@@ -15,6 +15,7 @@ from typing import Any
 from m5ws.errors import CorruptObject
 from m5ws.records import codec
 from m5ws.records.checkpoint import Content, Tensor
+from m5ws.repository import contents
 from m5ws.repository.objects import Objects
 from m5ws.repository.tensors import Box, Layout, item_bytes, layout
 from m5ws.training.backends.tensor_names import unwrapped
@@ -83,7 +84,7 @@ class _Files:
     """The structures of DeepSpeed's files, and the tensors that they name."""
 
     def __init__(self, objects: Objects, content: Content) -> None:
-        self._tensors = {tensor.name: tensor for tensor in content.tensors}
+        self._tensors = {tensor.name: tensor for tensor in contents.tensors(objects, content)}
         self._models = _by_rank(objects, content, zero_files.MODEL_FILE)
         self.optimizers = [
             state["optimizer_state_dict"] for state in _by_rank(objects, content, zero_files.OPTIMIZER_FILE)
@@ -188,7 +189,7 @@ class _Files:
 def _by_rank(objects: Objects, content: Content, pattern: re.Pattern[str]) -> list[dict[str, Any]]:
     """Return the structures of files whose names match, in order of ranks."""
     states = {}
-    for name, blob in content.blobs.items():
+    for name, blob in contents.blobs(objects, content).items():
         if (match := pattern.fullmatch(name)) is not None:
             states[int(match["rank"] or 0)] = plain_state.decode(codec.decode_plain(objects.read(blob)))
     return [states[rank] for rank in sorted(states)]
