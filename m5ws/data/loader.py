@@ -104,8 +104,7 @@ class Loader:
         self._state = self._began = self._plan.position()
         self._inner: Iterator[Any] | None = None
         self._handed_out: deque[tuple[dict[str, Any], dict[str, list[Range]]]] = deque()
-        self._consumed: list[dict[str, list[Range]]] = []
-        """The ranges of the batches since the last call of `take_consumed`, also before another epoch was begun."""
+        self._consumed: list[dict[str, list[Range]]] = []  # also of batches before another epoch was begun
         self._is_recorded = False
         """True if a session records the samples, or if the run has an event that no session does."""
 

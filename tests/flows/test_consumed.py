@@ -202,6 +202,18 @@ def test_datasets_of_single_ranks_are_not_known(parts: str, tmp_path: Path) -> N
     assert "reads data/docs-1 by another loader" in line
 
 
+def test_samples_of_a_script_with_two_sessions_are_not_known(trained: tuple[Workspace, list[str]]) -> None:
+    workspace, _ = trained
+    begin, loop = (workspace.root / "train.py").read_text().split("session = ")
+    second = loop.replace("loader=loader", "loader=again").replace("total_steps=8", "total_steps=9")
+    again = 'again = m5ws.data.Loader(m5ws.data.Source(dataset="data/again"), batch_size=4, collate=collate)\n'
+    (workspace.root / "two.py").write_text(f"{begin}session = {loop}{again}session = {second}")
+    workspace.m5ws("run", "--name", "two", "--checkpoint-every", "100", "--trainer", "python", "two.py")
+    (line,) = workspace.json("consumed", "two", "--file", "data/docs/part-1.jsonl", expect=1)["unknown"]
+    assert "by another loader" in line
+    workspace.m5ws("rm", "two")
+
+
 def test_steps_without_a_record_before_a_checkpoint_are_not_known(
     trained: tuple[Workspace, list[str]], tmp_path: Path
 ) -> None:
