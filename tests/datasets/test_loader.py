@@ -229,6 +229,24 @@ def test_an_error_names_the_file_and_the_row_of_a_sample(tmp_path: Path) -> None
         Loader(Source(dataset=Folder(tmp_path / "web")), batch_size=1)
 
 
+def test_a_framework_goes_on_at_each_batch_of_each_epoch(tmp_path: Path) -> None:
+    written.write_jsonl(tmp_path / "web", [_rows(50)])
+
+    def make() -> Loader:
+        return Loader(Source(dataset=Folder(tmp_path / "web")), batch_size=8, collate=list)
+
+    loader = make()
+    epochs = [list(loader) for _ in range(4)]
+    read = make()
+    for number in range(20):
+        resumed = make().dataloader()
+        resumed.leave_out(json.loads(json.dumps(read.state_dict())))
+        epoch, done = divmod(number, len(read))
+        assert list(resumed) == [None] * done + epochs[epoch][done:]
+        assert list(resumed) == epochs[epoch + 1]
+        assert next(read, None) is not None or next(read)
+
+
 def test_a_mixture_goes_to_an_epoch_by_planning_all_before_it(data: Path) -> None:
     read, jumped = (mixture.loader(data, 0, 1, 0) for _ in range(2))
     read.steps_per_epoch = jumped.steps_per_epoch = 5
