@@ -50,7 +50,7 @@ def _masked(value: object) -> object:
         return msgspec.structs.replace(value, **fields)
     if isinstance(value, Mapping):
         return {key: _masked(inner) for key, inner in value.items()}
-    return tuple(map(_masked, value)) if isinstance(value, tuple) else value
+    return type(value)(map(_masked, value)) if isinstance(value, tuple | list) else value
 
 
 def _texts(value: object, place: str, name: str = "") -> Iterator[tuple[str, str, str]]:
@@ -64,7 +64,7 @@ def _texts(value: object, place: str, name: str = "") -> Iterator[tuple[str, str
         for key, inner in value.items():
             yield from _texts(key, f"the name of a value in {place}")
             yield from _texts(inner, f"{place}.{key}".lstrip("."), str(key))
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple | list):
         before = ""
         for number, inner in enumerate(value):
             yield from _texts(inner, f"{place}.{number}", before)

@@ -61,7 +61,7 @@ def read(environment: Mapping[str, str]) -> Place:
 def _main_node(environment: Mapping[str, str], own: str) -> str:
     """Return the address of node 0, as its engine names it. Raises KeyError without it, UsageError."""
     if own.startswith("SKYPILOT_"):
-        return f"{environment[_SKYPILOT].split()[0]}:{_PORT}"
+        return f"{''.join(environment[_SKYPILOT].split()[:1])}:{_PORT}"
     if own.startswith("DSTACK_"):
         return f"{environment[_DSTACK]}:{_PORT}"
     if _MAIN not in environment:
@@ -95,16 +95,12 @@ def own_folder(parent: str | Path) -> Path:
 
 
 def folder_of_copies(saving: Saving, environment: Mapping[str, str]) -> str:
-    """Return this user's folder below `[checkpoint] local`; empty without this setting.
+    """Return this user's folder below `[checkpoint] local`; empty without this setting, or without its variables.
 
-    Raises UsageError for a variable that this node lacks.
+    The variables are of the nodes, and other machines resume runs too.
     """
-    if saving.local is None:
-        return ""
-    parent = Template(saving.local).safe_substitute(environment)
-    if "$" in parent:
-        raise UsageError(f"this node has no variable for [checkpoint] local = {parent!r}", hint="Set it on each node.")
-    return str(own_folder(parent))
+    parent = Template(saving.local or "").safe_substitute(environment)
+    return "" if "$" in parent or not parent else str(own_folder(parent))
 
 
 def make_private(own: Path, hint: str) -> Path:

@@ -74,6 +74,9 @@ def _assign_copies(plan: AttemptPlan) -> AttemptPlan:
         except (M5Error, OSError) as error:
             _log.warning("checkpoints have no copies on this node: %s", error)
             folder = ""
+    elif plan.context.saving.local is not None:
+        local = plan.context.saving.local
+        _log.warning("checkpoints have no copies on this node: it lacks a variable of [checkpoint] local = %r", local)
     if folder and request.image is not None:
         request = msgspec.structs.replace(request, folders=tuple(dict.fromkeys((*request.folders, folder))))
     context = msgspec.structs.replace(plan.context, local=folder)

@@ -50,8 +50,8 @@ def plan_next(ports: Ports, plan: AttemptPlan, decision: Decision) -> AttemptPla
     """Return the attempt after a failed attempt, on this machine. None if it cannot be planned."""
     repo, context = ports.repo, plan.context
     try:
-        local_copies.publish_left(repo, plan.run.id, context.local)
         run = planning.resumed(repo, plan.run.id)
+        local_copies.publish_left(repo, run.id, context.local)
         following = planning.plan(
             repo,
             run,

@@ -178,9 +178,10 @@ def _plan(workspace: "Workspace", repo: "Repository", run_id: str, env: tuple[st
     try:
         # The ranks of a killed agent may still publish a checkpoint, from which the next attempt continues.
         recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
+        run = planning.resumed(repo, run_id)
         folder = places.folder_of_copies(workspace.settings.checkpoint, workspace.environment)
         local_copies.publish_left(repo, run_id, folder)
-        ports, plan = new_run.plan(workspace, repo, planning.resumed(repo, run_id), env)
+        ports, plan = new_run.plan(workspace, repo, run, env)
         return ports, restarting.mark(ports, plan)
     except Exception as error:
         if workspace.place.nodes > 1:

@@ -110,12 +110,12 @@ def _resumable(workspace: "Workspace", repo: "Repository", run_id: str, given: _
     from m5ws.repository.transfer import local_copies
 
     recovery.deliver_run(repo, run_id, workspace.home, workspace.work_root, workspace.kept, output.print_note)
-    folder = places.folder_of_copies(workspace.settings.checkpoint, workspace.environment)
-    local_copies.publish_left(repo, run_id, folder)
     run = planning.resumed(repo, run_id)
     if not given["take_over"]:
         recovery.refuse_elsewhere(repo, run.id, workspace.home)
         clusters.refuse_alive(workspace, repo, run.id)
+    folder = places.folder_of_copies(workspace.settings.checkpoint, workspace.environment)
+    local_copies.publish_left(repo, run.id, folder)
     return run
 
 

@@ -26,6 +26,7 @@ Table = Mapping[str, object]
 _Rule = tuple[Key, Callable[[Settings], bool], str | Callable[[Settings], str]]
 _SHARED = ("store", "mlflow", "clusters")
 _CLASS = re.compile(r"(?!unknown$)[A-Za-z][\w-]*")
+_FOLDER = re.compile(r"(/(?!\.\.(/|$))[^/:$]+)+")
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 """A text that stands for the value of an environment variable."""
 _NO_PROFILE = "Mount its folder, or update its git submodule, or correct extends. `m5ws init --team PATH` creates one."
@@ -242,6 +243,13 @@ def _ends_pods_early(settings: Settings) -> bool:
     return any(isinstance(own, KubernetesCluster) and own.grace_s < needed_s for own in settings.clusters.values())
 
 
+def _misspells_folders(settings: Settings) -> bool:
+    """Return True for a folder of pods with a second spelling: Kubernetes mounts two volumes at `/ssd` and `/ssd/`."""
+    pods = (own for own in settings.clusters.values() if isinstance(own, KubernetesCluster))
+    folders = (folder for own in pods for folder in (own.scratch, *own.shared, *own.mounts, *own.claims))
+    return any(not _FOLDER.fullmatch(folder) or str(PurePosixPath(folder)) != folder for folder in folders)
+
+
 _RULES: tuple[_Rule, ...] = (
     (("store", "url"), lambda s: not s.store.url, "is empty"),
     *(
@@ -268,6 +276,7 @@ _RULES: tuple[_Rule, ...] = (
         (key, _ends_pods_early, "needs a grace_s of [clusters.NAME] that is 20 s longer than 'checkpoint.deadline_s'")
         for key in (("clusters",), ("checkpoint", "deadline_s"))
     ),
+    (("clusters",), _misspells_folders, "has a folder of pods that is not absolute, or has a variable or a final /"),
     (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), _describe_data),
     (("data", "stay"), lambda s: any(map(_outside, s.data.stay)), "holds a path that is not inside the workspace"),
     (("data", "stay"), lambda s: not s.data.dvc, "does nothing while 'data.dvc' is false"),

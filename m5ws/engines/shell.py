@@ -1,5 +1,10 @@
-"""Lines of shell that start an agent, wait for its end, and start it again where its status asks for that."""
+"""Lines of shell that start an agent, wait for its end, and start it again where its status asks for that.
 
+Lines of users come before. Their options end there: by `set -e`, a signal would end a shell that waits for an agent.
+"""
+
+PLAIN = "set +euo pipefail; unset IFS asked\n"
+"""A line that ends the options of lines before."""
 _WAIT = """\
 {agent} &
 wait $!
@@ -8,19 +13,19 @@ while kill -0 $! 2> /dev/null; do wait $!; done
 wait $!
 status=$?
 """
-_LOOP = """\
+_LOOP = f"""{PLAIN}\
 trap 'asked=yes; kill -TERM $! 2> /dev/null' TERM INT
-for start in $(seq 0 {restarts}); do
+for start in $(seq 0 {{restarts}}); do
     [ -z "$asked" ] || break
-    {wait}
+    {{wait}}
     [ -z "$asked" ] || break
     # Above 130, a signal killed the agent.
     [ $status = 75 ] || [ $status -gt 130 ] || break
 done
 """
-_ONCE = """\
+_ONCE = f"""{PLAIN}\
 trap 'kill -USR2 $! 2> /dev/null' TERM
-{wait}# Above 130, a signal killed the agent.
+{{wait}}# Above 130, a signal killed the agent.
 [ $status -gt 130 ] && status=75
 exit $status
 """

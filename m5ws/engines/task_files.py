@@ -33,7 +33,7 @@ class TaskFile(msgspec.Struct, frozen=True):
         secret_gate.refuse({"agent": request.agent}, "the job")
         agents = shell.loop(shlex.join(request.agent), own.restarts)
         keys = self._keys(request, "\n".join((*own.setup, f"{agents}exit ${{status:-143}}\n")))
-        if double := ", ".join(own.task.keys() & keys.keys()):
+        if double := ", ".join(sorted(own.task.keys() & keys.keys())):
             raise UsageError(f"task in [clusters] has {double}, which m5ws writes", hint="Remove the key from task.")
         return documents.write(keys | own.task)
 

@@ -60,6 +60,12 @@ def test_each_engine_names_the_place_of_a_node(
     assert place.job is not None and places.without_restart(place.job) in _JOBS
 
 
+@pytest.mark.parametrize(("engine", "name"), [(_SKYPILOT, "SKYPILOT_NODE_IPS"), (_DSTACK, "DSTACK_MASTER_NODE_IP")])
+def test_an_empty_address_is_no_place(engine: dict[str, str], name: str) -> None:
+    with pytest.raises(UsageError, match="is no place"):
+        places.read(engine | {name: ""})
+
+
 @pytest.mark.parametrize("engine", [_OWN, _SLURM | {"M5WS_MASTER": "n1:20000"}, _CHILD, _POD, _SKYPILOT, _DSTACK])
 def test_a_missing_variable_is_named(engine: dict[str, str]) -> None:
     # Without its number of restarts, a job of Slurm has not been started again; Batch counts from 1.
@@ -76,7 +82,6 @@ def test_a_job_of_batch_that_another_node_leads_is_refused() -> None:
 
 def test_the_folder_of_copies_is_of_the_user_and_has_variables_of_the_node() -> None:
     own, environment = f"m5ws-{os.getuid()}", {"DISK": "/nvme"}
-    found = [places.folder_of_copies(Saving(local=text), environment) for text in (None, "/ssd", "$DISK/a", "${DISK}")]
-    assert found == ["", f"/ssd/{own}", f"/nvme/a/{own}", f"/nvme/{own}"]
-    with pytest.raises(UsageError, match="no variable"):
-        places.folder_of_copies(Saving(local="$TAPE/a"), environment)
+    texts = (None, "/ssd", "$DISK/a", "${DISK}", "$TAPE/a")
+    found = [places.folder_of_copies(Saving(local=text), environment) for text in texts]
+    assert found == ["", f"/ssd/{own}", f"/nvme/a/{own}", f"/nvme/{own}", ""]

@@ -71,6 +71,15 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         (_PODS.replace("image", "#"), ("m5ws.toml:1: ", "'clusters.a'", "needs image")),
         (f"{_PODS}grace_s = 129\n", ("m5ws.toml:1: ", "'clusters'", "20 s longer than 'checkpoint.deadline_s'")),
         (f"{_PODS}[checkpoint]\ndeadline_s = 200\n", ("m5ws.toml:7: ", "'checkpoint.deadline_s'", "grace_s")),
+        *(
+            (f"{_PODS}{key} = {value}\n", ("m5ws.toml:1: ", "'clusters'", "folder of pods"))
+            for folder in ("/nvme/", "nvme", "/a/../b", "/a/./b", "/", "/a$B", "/a:b", "//a", "")
+            for key, value in (
+                ("scratch", f"'{folder}'"),
+                ("mounts", f"['{folder}']"),
+                ("claims", f"{{ '{folder}' = 'x' }}"),
+            )
+        ),
         ("[clusters.a]\nengine = 'k8s'\n", ("m5ws.toml:1: ", "'clusters.a'", '"kubernetes" or "skypilot" or "dstack"')),
         ("[store]\nregion = 'eu-west-1'\n", ("m5ws.toml:2: ", "'store.region'", "'store.url'", "s3://")),
         (

@@ -65,7 +65,7 @@ def test_a_job_of_slurm_is_requeued_only_where_the_agents_ask_for_it(
     tmp_path: Path, status: int, preempted: bool, state: str, restarted: int, again: bool
 ) -> None:
     (tmp_path / "statuses").write_text(f"{status}\n")
-    script = Slurm(SlurmCluster(restarts=3)).render(_request(tmp_path))
+    script = Slurm(SlurmCluster(restarts=3, setup=("set -euo pipefail",))).render(_request(tmp_path))
     variables = _programs(tmp_path, preempted=preempted, state=state) | {"SLURM_RESTART_COUNT": str(restarted)}
     done = subprocess.run(["bash"], input=script, env=os.environ | variables, text=True, capture_output=True)
     assert done.returncode == status and not done.stderr

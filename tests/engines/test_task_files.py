@@ -48,9 +48,11 @@ def test_a_key_that_m5ws_writes_is_refused(cluster: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("cluster", _CLUSTERS)
-def test_a_secret_in_a_file_is_refused(cluster: Any) -> None:
-    with pytest.raises(SecretText, match="looks like a secret"):
-        TaskFile(cluster(task={"envs": {"HF_TOKEN": "hf_" + "a1B2c3D4" * 4 + "ab"}})).render(_request())
+def test_a_secret_at_any_place_of_a_file_is_refused(cluster: Any) -> None:
+    token = "hf_" + "a1B2c3D4" * 4 + "ab"
+    for secret in ({"HF_TOKEN": token}, [f"HF_TOKEN={token}"], [{"with": [token]}], ["password=" + token[3:]]):
+        with pytest.raises(SecretText, match="looks like a secret"):
+            TaskFile(cluster(task={"env": secret})).render(_request())
 
 
 @pytest.mark.parametrize("cluster", _CLUSTERS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from m5ws.repository.fsck import fsck
+from m5ws.repository.references import checkpoints
 from m5ws.runs import history
 from tests.support.machine.agents import NODES, Agents
 from tests.support.workspace.workspaces import Workspace, make_workspace
@@ -57,6 +58,24 @@ def test_a_run_continues_from_a_copy_that_was_not_uploaded(tmp_path: Path, disk:
         workspace.m5ws("resume", run)
     _check(workspace, run, [(0, 1), (8 if disk == "kept" else 4, 2)])
     assert list(folder.glob(f"*/{run}")) == []
+
+
+def test_a_machine_without_the_variable_of_the_nodes_resumes_without_copies(tmp_path: Path) -> None:
+    workspace = _workspace(tmp_path / "w", str(tmp_path / "nvme"), ranks=1)
+    run = workspace.m5ws("run", "--no-progress", expect=1).stdout.split()[-1]
+    settings = workspace.root / "m5ws.toml"
+    settings.write_text(settings.read_text().replace(str(tmp_path / "nvme"), "$NO_SUCH_DISK"))
+    done = workspace.m5ws("resume", run)
+    assert "lacks a variable of [checkpoint] local = '$NO_SUCH_DISK'" in done.stderr
+    _check(workspace, run, [(0, 1), (4, 2)])
+
+
+def test_copies_of_a_removed_run_are_not_published(tmp_path: Path) -> None:
+    workspace = _workspace(tmp_path / "w", str(tmp_path / "nvme"), ranks=1)
+    run = workspace.m5ws("run", "--no-progress", expect=1).stdout.split()[-1]
+    workspace.m5ws("rm", run)
+    assert "was removed" in workspace.m5ws("resume", run, expect=None).stderr
+    assert [checkpoints.step_of(name) for name in checkpoints.names(workspace.repo, run)] == [4]
 
 
 @pytest.mark.long

@@ -81,11 +81,14 @@ class Runner:
     inputs: Mapping[str, str] = field(default_factory=dict)
     local_installs: tuple[LocalInstall, ...] = ()
     observe: bool = False
+    directory: Path = Path()
+    """The directory of the newest attempt."""
 
     def context(self, spec: LaunchSpec, resume: Digest | None = None) -> tuple[Context, Path]:
         """Begin an attempt as the supervisor does, and return its context."""
         self.attempts += 1
         directory = self.tmp / f"{self.run}-{self.attempts}"
+        self.directory = directory
         (directory / "work").mkdir(parents=True)
         write(directory / "work", self.inputs)
         said = orders(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from m5ws.agent.delivery import Delivery
+from m5ws.errors import M5Error
 from m5ws.records.determinism import environment
 from m5ws.records.environment import Determinism
 from m5ws.records.launch import Saving
@@ -25,6 +27,7 @@ from tests.support.ranks.warm import Warm
 from tests.support.records import planted
 from tests.support.stores.counting_store import CountingStore
 from tests.support.stores.dying_store import Died, DyingStore
+from tests.support.stores.passing_store import PassingStore
 
 _RANKS = 2
 _STEPS = 12
@@ -40,7 +43,7 @@ class _Node:
 
     def __init__(self, in_process: Any, folder: Path) -> None:
         self.folder, self._in_process = folder, in_process
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
 
     @property
     def repo(self) -> Repository:
@@ -64,6 +67,27 @@ class _Node:
     def objects(self) -> list[Path]:
         """Return the files of all objects of the newest copy."""
         return sorted((self.folder / self.run / self.copies()[-1] / "objects").rglob("*/*"))
+
+    def deliver(self, repo: Repository) -> None:
+        """Deliver the ledger that the newest attempt left on this node."""
+        runner = self._in_process.runner
+        Delivery(repo, self.run, runner.attempts, runner.directory / "spool").deliver(final=True)
+
+    def publish_left(self) -> list[str]:
+        """Publish the copies, as the next agent does. Return the names of the valid checkpoints."""
+        self.deliver(self.repo)
+        local_copies.publish_left(self.repo, self.run, str(self.folder))
+        return checkpoints.valid(self.repo, self.run)
+
+
+def _without_references(repo: Repository) -> Repository:
+    """Return a repository whose store takes all but references to checkpoints."""
+
+    def refuse(operation: str, key: str) -> None:
+        if operation == "create" and "/checkpoints/" in key:
+            raise M5Error("no reference is accepted")
+
+    return Repository(PassingStore(repo.store, refuse), repo.format)
 
 
 @pytest.fixture
@@ -136,8 +160,7 @@ def test_an_upload_killed_after_every_write_is_completed_from_the_copy(
             node.train(2, Repository(DyingStore(repo.store, lives), repo.format))
         except Died:
             left = node.copies()
-            local_copies.publish_left(repo, node.run, str(node.folder))
-            assert checkpoints.valid(repo, node.run) == left
+            assert node.publish_left() == left
             name = left[-1]
             assert checkpoints.find(repo, node.run, name)[1].content == whole.contents[checkpoints.step_of(name)]
         else:
@@ -153,6 +176,7 @@ def test_only_the_parts_of_all_nodes_are_published(node: _Node, repo: Repository
     for case in range(6):
         target = Repository.create(LocalStore(tmp_path / f"store-{case}"), repo.format)
         planted.begin(target, node.run, 1)
+        node.deliver(target)
         folders = [str(tmp_path / f"{case}-{number}") for number in range(2)]
         for folder in folders:
             shutil.copytree(node.folder, folder)
@@ -172,6 +196,52 @@ def test_only_the_parts_of_all_nodes_are_published(node: _Node, repo: Repository
         local_copies.publish_left(target, node.run, folders[0])
         # A newer attempt fences the copies.
         assert checkpoints.names(target, node.run) == ([] if case % 2 else [name])
+
+
+def test_copies_of_an_attempt_that_another_ledger_has_are_not_published(
+    node: _Node, in_process: Any, repo: Repository, tmp_path: Path
+) -> None:
+    node.train(1)
+    runner, restored = in_process.runner, tmp_path / "restored"
+    shutil.copytree(repo.store.url, restored)
+    node.train(2, _without_references(repo))
+    # The store of a backup, or a second store of the run: its attempt 2 is another attempt of this name.
+    runner.repo, runner.attempts, runner.tmp = Repository.open(LocalStore(restored)), 1, tmp_path / "elsewhere"
+    node.train(3, _without_references(node.repo), local="")
+    assert [checkpoints.step_of(name) for name in node.copies()] == [1, 2]
+    assert node.publish_left() == [checkpoints.name(1, 1)]
+    # An attempt here does not fail because of the old copy.
+    runner.attempts, runner.tmp = 1, tmp_path / "here"
+    shutil.rmtree(Path(restored, "runs", node.run, "ledger", "0002"))
+    attempt, error = node.train(3)
+    assert error is None and sorted(attempt.contents) == [2, 3]
+    [notice] = [text for text in attempt.notices("limit") if "no copy" in text]
+    assert "after step 2" in notice
+
+
+@pytest.mark.parametrize("damage", ["empty reference", "missing reference", "foreign object", "foreign reference"])
+def test_a_damaged_copy_keeps_no_other_copy_from_use(node: _Node, repo: Repository, damage: str) -> None:
+    node.train(2, _without_references(repo))
+    first, second = node.copies()
+    [reference] = (node.folder / node.run / second).glob("runs/*/checkpoints/*")
+    reference.unlink()
+    if damage == "empty reference":
+        reference.touch()
+    elif damage == "foreign object":
+        Path(node.objects()[0].parents[1], "ab").mkdir(exist_ok=True)
+        Path(node.objects()[0].parents[1], "ab", "left").touch()
+    elif damage == "foreign reference":
+        shutil.copy(node.folder / node.run / first / "runs" / node.run / "checkpoints" / first, reference)
+    local_copies.upload(repo, node.run, str(node.folder))
+    assert node.publish_left() == [first]
+
+
+def test_copies_in_a_folder_that_others_may_write_to_are_not_published(node: _Node, repo: Repository) -> None:
+    node.train(1, _without_references(repo))
+    node.folder.chmod(0o770)
+    assert node.publish_left() == []
+    node.folder.chmod(0o700)
+    assert node.publish_left() == node.copies()
 
 
 # --- kills at random moments ---------------------------------------------------------------------
@@ -217,6 +287,7 @@ class _Campaign:
         for folder in self._nodes[_RANKS - replaced :]:
             shutil.rmtree(folder)
         run, before = self._runner.run, self._attempts.published()
+        Delivery(self._repo, run, self._runner.attempts, self._runner.directory / "spool").deliver(final=True)
         for folder in self._nodes[1:]:
             local_copies.upload(self._repo, run, str(folder))
         local_copies.publish_left(self._repo, run, str(self._nodes[0]))

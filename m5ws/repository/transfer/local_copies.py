@@ -2,10 +2,13 @@
 
 In the folder of a node, each checkpoint of a run has a store of its own, with the parts of the node's ranks. The store
 on the node of rank 0 has the reference too, which is written when the parts of all nodes are durable. A copy never
-makes a checkpoint valid: only the reference in the run's own store does, and it comes after all bytes.
+makes a checkpoint valid: only the reference in the run's own store does, and it comes after all bytes. A copy that a
+kill left is published only into the ledger that led to it: a restored store, or another store of the same run, has
+other attempts with the same numbers.
 """
 
 import logging
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -14,6 +17,7 @@ from m5ws.errors import M5Error, NotFound
 from m5ws.records.store import Format
 from m5ws.repository import presence, publishing
 from m5ws.repository.ledger import ledger
+from m5ws.repository.ledger.chains import Chain
 from m5ws.repository.references import checkpoints
 from m5ws.repository.repository import Repository
 from m5ws.repository.transfer import closure, transfer
@@ -49,14 +53,15 @@ def remove(folder: str, run: str, name: str = "") -> None:
 def upload(repo: Repository, run: str, folder: str) -> None:
     """Upload this node's parts of checkpoints that a kill kept from publication.
 
-    Failures are logged: without the parts, the run resumes from an earlier checkpoint.
+    Failures are logged, and keep no other copy from its upload: without the parts, the run resumes from an earlier
+    checkpoint.
     """
-    try:
-        for copy in _unpublished(repo, run, folder).values():
+    for name, copy in _unpublished(repo, run, folder).items():
+        try:
             needs = {Path(each.key).name: each.size_bytes for each in copy.store.list("objects/")}
             transfer.copy_objects(copy, repo, needs, presence.missing(repo.objects, needs), None)
-    except (M5Error, OSError) as error:
-        _log.warning("the copies of checkpoints in %s are not uploaded: %s", folder, error)
+        except (M5Error, OSError) as error:
+            _log.warning("the copy of checkpoint %s in %s is not uploaded: %s", name, folder, error)
 
 
 def publish_left(repo: Repository, run: str, folder: str) -> None:
@@ -65,17 +70,17 @@ def publish_left(repo: Repository, run: str, folder: str) -> None:
     Called on the node of rank 0, when all other nodes have uploaded their parts. A newer attempt must not have begun,
     since it repeats the steps. Failures are logged, as for `upload`.
     """
-    try:
-        for name, copy in reversed(_unpublished(repo, run, folder).items()):
-            try:
-                publish(copy, repo, run, name)
-            except NotFound:
-                _log.info("not all parts of checkpoint %s are on the nodes of this attempt", name)
-                continue
+    for name, copy in reversed(_unpublished(repo, run, folder).items()):
+        try:
+            _refuse_unrecorded(copy, repo, run, name)
+            publish(copy, repo, run, name)
+        except NotFound:
+            _log.info("not all parts of checkpoint %s are on the nodes of this attempt", name)
+        except (M5Error, OSError) as error:
+            _log.warning("the copy of checkpoint %s in %s is not published: %s", name, folder, error)
+        else:
             _log.warning("checkpoint %s of run %s is published from its copy in %s", name, run, folder)
             return
-    except (M5Error, OSError) as error:
-        _log.warning("the copies of checkpoints in %s are not published: %s", folder, error)
 
 
 def publish(copy: Repository, repo: Repository, run: str, name: str) -> None:
@@ -103,12 +108,35 @@ def publish(copy: Repository, repo: Repository, run: str, name: str) -> None:
 
 
 def _unpublished(repo: Repository, run: str, folder: str) -> dict[str, Repository]:
-    """Return the copies of checkpoints of the newest attempt that are not published, in order of steps."""
-    if not (copies := _names(folder, run)):
+    """Return the copies of checkpoints of the newest attempt that are not published, in order of steps.
+
+    A failure is logged. A folder into which other users may write has none.
+    """
+    try:
+        if not (copies := _names(folder, run)):
+            return {}
+        _refuse_shared(folder)
+        newest, published = max(ledger.attempts(repo, run), default=0), checkpoints.names(repo, run)
+    except (M5Error, OSError) as error:
+        _log.warning("the copies of checkpoints in %s are not used: %s", folder, error)
         return {}
-    newest, published = max(ledger.attempts(repo, run), default=0), checkpoints.names(repo, run)
     names = [name for name in copies if checkpoints.attempt_of(name) == newest and name not in published]
     return {name: repo.with_store(LocalStore(Path(folder, run, name))) for name in names}
+
+
+def _refuse_shared(folder: str) -> None:
+    """Raise M5Error for a folder into which other users may write."""
+    status = Path(folder).lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise M5Error(f"{folder} is not private to this user")
+
+
+def _refuse_unrecorded(copy: Repository, repo: Repository, run: str, name: str) -> None:
+    """Raise M5Error unless the ledger of the attempt has the events of rank 0 that led to a copy. Raises NotFound."""
+    _, record = checkpoints.read(copy, run, name)
+    head = record.ledger.get("0", "")
+    if not Chain(run, record.attempt).follow(repo, {head}).passed:
+        raise M5Error(f"the ledger of attempt {record.attempt} does not have the events that led to it")
 
 
 def _names(folder: str, run: str) -> list[str]:

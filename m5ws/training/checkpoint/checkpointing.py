@@ -177,7 +177,7 @@ class _Saving:
     fingerprints: Fingerprints
 
     def keep(self, folder: Path, reason: str) -> None:
-        """Save into a store in a folder of this machine, if there is room; collective. Raises Fenced, on all ranks.
+        """Save into a store in a folder of this machine, if there is room; collective.
 
         `reason` ends the notice about the kept checkpoint.
         """
@@ -190,7 +190,7 @@ class _Saving:
             self.active.notice("checkpoint-kept" if problem is None else "limit", message, step)
 
     def write_copy(self) -> None:
-        """Write a copy on the local disks of all nodes, if these have room; collective. Raises as `try_once`."""
+        """Write a copy on the local disks of all nodes, if these have room; collective."""
         context, step = self.active.context, self.moment.step
         name = checkpoints.name(step, context.attempt)
         problem = self._save_here(lambda form: local_copies.create(context.local, context.run, name, form))
@@ -201,7 +201,10 @@ class _Saving:
                 self.active.notice_once("local", message, step)
 
     def _save_here(self, create: Callable[[StoreFormat], Repository]) -> str | None:
-        """Save into a store on each rank's machine. Return the problem, equal on all ranks. Raises as `try_once`."""
+        """Save into a store on each rank's machine. Return the problem, equal on all ranks.
+
+        A store there has no attempts. It fences nothing: at most, it has an old reference with other content.
+        """
         repo, problem = None, None
         try:
             repo = create(self.active.repo.compatible_format)
@@ -210,7 +213,10 @@ class _Saving:
         problem = next(filter(None, collectives.gather(problem, self.group)), None)
         if repo is None or problem is not None:
             return problem
-        return replace(self, active=replace(self.active, repo=repo)).try_once().problem
+        try:
+            return replace(self, active=replace(self.active, repo=repo)).try_once().problem
+        except Fenced as error:
+            return str(error)
 
     def try_once(self) -> _Outcome:
         """Try to save once; collective, and the outcome is equal on all ranks. Raises Fenced, on all ranks."""
