@@ -46,7 +46,7 @@ def count(
 
         def find(part: int) -> tuple[int, ...]:
             record = bindings.find(home.repo.store, f"{prefix}{part:02}", SampleCounts)
-            return record.counts if record is not None else ()
+            return record.counts if record is not None and len(record.counts) == len(parts[part]) else ()
 
         def make(part: int) -> tuple[int, ...]:
             counts = tuple(threads.map(count_file, parts[part]))
@@ -59,7 +59,10 @@ def count(
         for part in (*range(first, len(parts)), *range(first)):
             # Another node may have published the part since the first look.
             known[part] = known[part] or find(part) or make(part)
-    return tuple(chain.from_iterable(known))
+        # A reader compares the count of each file that it opens, but opens no file without samples.
+        return tuple(
+            threads.map(lambda file, each: each or count_file(file), range(len(numbers)), chain.from_iterable(known))
+        )
 
 
 def _parts(sizes: Sequence[int]) -> list[range]:

@@ -74,20 +74,20 @@ class _OneEpoch(IterableDataset[Any]):
         yield from self._loader
 
     def leave_out(self, position: Mapping[str, Any]) -> None:
-        loader, epoch = self._loader, position["epoch"]
-        done = position["samples"] // loader.batch_size - epoch * len(loader)
-        if done == len(loader):
-            epoch, done = epoch + 1, 0
-        loader.load_state_dict({**position, "epoch": epoch})
-        self._left_out = done
+        loader = self._loader
+        loader.load_state_dict(position)
+        self._end_epoch()
+        self._left_out = loader.done // loader.batch_size
 
     def _begin_epoch(self) -> None:
-        loader = self._loader
+        self._end_epoch()
+        if self._loader.done:
+            self._loader.rewind()
+
+    def _end_epoch(self) -> None:
         # A framework that counts batches does not ask for the end of the epoch that it has read.
-        if loader.state_dict()["samples"] == (loader.epoch + 1) * len(loader) * loader.batch_size:
-            loader.set_epoch(loader.epoch + 1)
-        if loader.state_dict()["samples"] != loader.epoch * len(loader) * loader.batch_size:
-            loader.rewind(loader.epoch)
+        if self._loader.is_at_end:
+            self._loader.set_epoch(self._loader.epoch + 1)
 
 
 def _unchanged(batch: Any) -> Any:

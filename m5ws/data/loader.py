@@ -101,9 +101,10 @@ class Loader:
         if workers:
             self._options |= {"prefetch_factor": prefetch, "multiprocessing_context": start_method}
         self.epoch = 0
-        self._state = self._plan.position()
+        self._state = self._began = self._plan.position()
         self._inner: Iterator[Any] | None = None
         self._handed_out: deque[tuple[dict[str, Any], dict[str, list[Range]]]] = deque()
+        self._consumed: list[dict[str, list[Range]]] = []  # also of batches before another epoch was begun
         self._is_recorded = False
         """True if a session records the samples, or if the run has an event that no session does."""
 
@@ -113,8 +114,8 @@ class Loader:
         return self
 
     def __next__(self) -> Any:
-        if self.steps_per_epoch and self._state["samples"] >= (self.epoch + 1) * self.steps_per_epoch * self.batch_size:
-            self.epoch += 1
+        if self.is_at_end:
+            self.set_epoch(self.epoch + 1)
             raise StopIteration
         if self._inner is None:
             if not self._is_recorded and (active := context.active()) is not None:
@@ -133,6 +134,7 @@ class Loader:
         after = self._plan.after.popleft()
         self._state = after.state
         self._handed_out.append((self.state_dict(), after.ranges))
+        self._consumed.append(after.ranges)
         return made[0]
 
     def __len__(self) -> int:
@@ -147,16 +149,29 @@ class Loader:
             return
         if self.steps_per_epoch is None:
             raise UsageError("the loader has no epochs", hint="Give the batches of an epoch: steps_per_epoch=….")
-        if self._state["samples"] == epoch * self.steps_per_epoch * self.batch_size:
-            self.epoch = epoch
-        else:
-            self.rewind(epoch)
+        if epoch != self.epoch + 1 or not self.is_at_end:
+            # A mixture, and a source with `keep` or packing, plans all batches before the epoch.
+            self._forget()
+            self._plan.seek(epoch * self.steps_per_epoch * self.batch_size)
+            self._state = self._plan.position()
+        # Another batch size, or files that are left out, do not move this start.
+        self.epoch, self._began = epoch, self._state
 
-    def rewind(self, epoch: int) -> None:
-        """Go to the start of an epoch. A mixture, and a source with `keep` or packing, plans all batches before it."""
+    @property
+    def done(self) -> int:
+        """The samples of the present epoch before the position."""
+        return int(self._state["samples"] - self._began["samples"])
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if the present epoch has no more batch."""
+        return bool(self.steps_per_epoch) and self.done >= (self.steps_per_epoch or 0) * self.batch_size
+
+    def rewind(self) -> None:
+        """Go to the start of the present epoch."""
         self._forget()
-        self._plan.seek(epoch * (self.steps_per_epoch or 0) * self.batch_size)
-        self.epoch, self._state = epoch, self._plan.position()
+        self._plan.restore(self._began)
+        self._state = self._plan.position()
 
     def dataloader(self) -> Epochs:
         """Return this loader as a torch DataLoader, for a framework: each iteration is an epoch from its start.
@@ -175,17 +190,18 @@ class Loader:
     # --- position
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._state, "epoch": self.epoch}
+        return {**self._state, "epoch": self.epoch, "began": self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position. A source that the state lacks starts at its beginning. Raises ValueError."""
         self._forget()
+        self._consumed.clear()
         self._plan.restore(state)
-        self.epoch, self._state = state["epoch"], self._plan.position()
+        self.epoch, self._state, self._began = state["epoch"], self._plan.position(), state["began"]
 
     def take_consumed(self) -> dict[str, str]:
         """Return the ranges of positions of each source in the batches since the last call, of all ranks together."""
-        taken = [ranges for _, ranges in self._handed_out]
+        taken, self._consumed = self._consumed, []
         self._handed_out.clear()
         return format_sources(taken)
 
@@ -194,6 +210,7 @@ class Loader:
 
         For a framework that reads batches ahead of the step that consumes them.
         """
+        self._consumed.clear()
         return self._handed_out.popleft()
 
     def description(self, put: Callable[[bytes], str]) -> dict[str, Any]:
@@ -209,6 +226,7 @@ class Loader:
             "sources": [
                 {
                     "name": stream.shards.name,
+                    "dataset": stream.shards.dataset.name,
                     "folder": stream.shards.dataset.folder,
                     "digest": stream.shards.dataset.digest,
                     "format": stream.shards.format,

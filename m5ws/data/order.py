@@ -136,7 +136,7 @@ class SourceOrder:
 
     def __init__(self, described: Mapping[str, Any], seed: int, index: Index) -> None:
         self.name = str(described["name"])
-        self.folder = str(described["folder"])
+        self.folder, self.dataset = str(described["folder"]), str(described["dataset"])
         self.index = index
         self.order = Order(index.counts, seed=seed, window=described["window"], shuffle=described["shuffle"])
         self._numbers = {path: number for number, path in enumerate(index.files)}

@@ -137,7 +137,8 @@ def _local(name: str, location: Path, digest: str | None) -> PinnedDataset:
     content = repr([(path, status.st_size, status.st_mtime_ns) for path, status in ordered])
     digest = digest or hashlib.sha256(content.encode()).hexdigest()
     files = [PinnedFile(path, status.st_size) for path, status in ordered]
-    return PinnedDataset(name, name if folder == location else os.path.dirname(name), digest, files, folder.absolute())
+    inside = os.path.dirname(name) if folder != location else "" if name == "." else name
+    return PinnedDataset(name, inside, digest, files, folder.absolute())
 
 
 def _walk(folder: Path) -> Iterator[str]:

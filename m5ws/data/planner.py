@@ -111,7 +111,7 @@ class Planner:
             stream.shards.name: {**msgspec.structs.asdict(stream.cursor), "order": order}
             for stream, order in zip(self.streams, self._orders, strict=True)
         }
-        return {"samples": self.samples, "sources": sources}
+        return {"samples": self.samples, "sources": sources, "weights": sum(self._weights)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a position. Raises ValueError if a source has another order."""
@@ -125,6 +125,8 @@ class Planner:
         self.reset()
         for stream, item in zip(self.streams, saved, strict=True):
             stream.cursor = Cursor(**{key: value for key, value in item.items() if key != "order"})
+            # A claim is a part of a sample, in units of the sum of the weights.
+            stream.cursor.credit = round(Fraction(stream.cursor.credit * sum(self._weights), state["weights"]))
         self.samples = state["samples"]
 
     def seek(self, samples: int) -> None:

@@ -189,7 +189,11 @@ class Shards:
         return FORMATS[self.format].open(self.fetch(file), path, name, self._options)
 
     def _read(self, file: int, row: int) -> Any:
-        return self._open(file)[row]
+        reader = self._open(file)
+        try:
+            return reader[row]
+        except (ValueError, OSError) as error:
+            raise BadFile(f"sample {self.index.files[file]}#{row} of {self.dataset.name}: {error}") from error
 
     def _tokens(self, file: int, row: int) -> Array:
         def make() -> Array:
@@ -270,6 +274,9 @@ def _find_files(dataset: Dataset, name: str) -> tuple[list[int], dict[int, int]]
     numbers = [
         number for number, file in enumerate(dataset.files) if os.path.splitext(file.path)[1].lower() in known.suffixes
     ]
+    for path in (dataset.files[number].path for number in numbers):
+        if os.fsencode(path).decode(errors="replace") != path:
+            raise BadFile(f"a name in {dataset.name} is not UTF-8: {os.fsencode(path)!r}", hint="Rename the file.")
     if known.beside is None:
         return numbers, {}
     stems = {

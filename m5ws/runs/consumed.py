@@ -185,9 +185,8 @@ class _Search:
     def steps(self, begin: int, end: int) -> Iterator[Steps]:
         """Yield the steps after `begin` up to `end` that consumed a sample of the query, in order."""
         first = last = 0
-        for number in union(self._history.steps.values()):
-            if not begin < number <= end:
-                continue
+        numbers = [number for number in union(self._history.steps.values()) if begin < number <= end]
+        for number in numbers:
             ranked = [step for steps in self._history.steps.values() if (step := steps.get(number)) is not None]
             for step in ranked:
                 yield from self._of_step(step)
@@ -195,6 +194,14 @@ class _Search:
                 first, last = first or number, number
         for dataset in sorted(filter(self._concerns, self._history.unrecorded)):
             self.unknown.append(f"run {self._run.id} reads {dataset} by another loader, which records no samples")
+        saved = map(checkpoints.step_of, checkpoints.valid(self._repo, self._run.id))
+        reached = end if end < _END else max([self._history.last_step, begin, *saved])
+        if missing := reached - begin - len(numbers):
+            self.unknown.append(f"{missing:,} of steps {begin + 1}-{reached} of run {self._run.id} have no record")
+        read = [place for attempt in self._history.orders for place in self._places(attempt).values()]
+        if self._is_pinned and not any(place.exists for place in read):
+            names = sorted({place.lacking for place in read if place.lacking is not None})
+            self.unknown += [f"{self._query.path} has no samples, but may belong to a file of {name}" for name in names]
         if first:
             self.unknown.append(f"steps {first}-{last} of run {self._run.id} do not record their samples")
         elif self._history.last_step == 0 and self._run.begin == begin and self._history.attempt:
@@ -252,6 +259,9 @@ class _Places:
             for file in files
             if (name := join(source.folder, file)) in paths or (folder and sample_ids.covers(folder, name))
         ]
+        is_inside = folder is not None and sample_ids.covers(source.dataset, folder)
+        self.lacking = source.dataset if is_inside and not self._files else None
+        """The dataset, if the path in it has no samples."""
         self.exists = any(row is None or row < source.index.counts[files.index(file)] for file in self._files)
         self._epochs: dict[int, tuple[list[int], list[int]]] = {}
 

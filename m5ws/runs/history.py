@@ -138,6 +138,8 @@ class History(msgspec.Struct, kw_only=True):
                 self.weights[event.rank] = event.weights
                 self.unread.update(event.unread)
             case DataOrder():
+                # A second session of the script replaces the steps of the first.
+                self.unrecorded.update(["."] if self.attempt in self.orders else [])
                 self.orders[self.attempt] = event
             case OtherLoader():
                 self.unrecorded.update(event.datasets)

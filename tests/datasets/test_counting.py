@@ -13,8 +13,9 @@ from m5ws.data import Loader, Source, counting
 from m5ws.data.counting import Home
 from m5ws.data.kept import KeptFiles
 from m5ws.data.origins import FolderOrigin
-from m5ws.records.sample_counts import SAMPLES
+from m5ws.records.sample_counts import SAMPLES, SampleCounts
 from m5ws.records.snapshot import ManifestFile
+from m5ws.repository import bindings
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from tests.datasets import written
@@ -51,7 +52,7 @@ def test_a_killed_node_leaves_whole_parts_which_no_other_node_counts(
     monkeypatch.setattr(counting, "_THREADS", 1)
     repo = Repository.create(LocalStore(tmp_path_factory.mktemp("s") / "store", durable=False))
     parts = counting._parts(sizes)
-    samples = {3 * place: 7 * place % 5 for place in range(len(sizes))}
+    samples = {3 * place: 1 + 7 * place % 5 for place in range(len(sizes))}
     everything = [sizes[place // 3] if place % 3 == 0 else 10**9 for place in range(3 * len(sizes))]
 
     def count(place: float, kill_after: int) -> tuple[int, ...]:
@@ -78,6 +79,13 @@ def test_a_killed_node_leaves_whole_parts_which_no_other_node_counts(
             continue
     assert count(0.5, -1) == tuple(samples.values())
     assert count(0.0, 0) == tuple(samples.values()), "nothing is left to count"
+
+
+@pytest.mark.parametrize("stored", [(1, 2), (5, 0, 5, 0), (), (5,) * 5])
+def test_stored_counts_leave_out_no_file(stored: tuple[int, ...], repo: Repository) -> None:
+    bindings.create(repo.store, f"{SAMPLES}{_DIGEST}/r-00", SampleCounts(counts=stored))
+    counts = counting.count(Home(repo, 0.0, [10] * 4), _DIGEST, "r", range(4), [5, 5, 5, 0].__getitem__)
+    assert counts == (5, 5, 5, 0)
 
 
 @_SMALL

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +133,118 @@ def test_a_framework_reads_whole_epochs_however_it_ends_them(tmp_path: Path) -> 
     assert list(broken) == expected[0], "an iteration begins at the start of its epoch"
     broken.set_epoch(2)
     assert list(broken) == expected[2]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    attempts=st.lists(
+        st.tuples(st.sampled_from([3, 5, 8]), st.booleans(), st.integers(0, 9), st.integers(0, 20)),
+        min_size=1, max_size=4,
+    )
+)  # fmt: skip
+def test_an_epoch_has_its_batches_from_its_start_after_changes_of_batch_size_and_files(
+    attempts: list[tuple[int, bool, int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    written.write_jsonl(folder / "web", [[{"id": 10 * file + row} for row in range(8)] for file in range(4)])
+    state: Any = None
+    for batch_size, is_forked, epochs, more in attempts:
+        without = ("data/web/001.jsonl",) if is_forked else ()
+        loader: Loader = Loader(
+            Source(dataset=Folder(folder / "web"), window=2), batch_size=batch_size, without=without, collate=list
+        )
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            done = state["samples"] - state["began"]["samples"]
+            assert len(list(loader)) == max(0, -((done - len(loader) * batch_size) // batch_size))
+        for _ in range(epochs):
+            assert len(list(loader)) == len(loader)
+        whole = loader.dataloader()
+        begin = loader.state_dict()
+        first = [next(loader) for _ in range(min(more, len(loader)))]
+        if len(first) < len(loader):
+            assert list(whole)[: len(first)] == first, "an iteration begins where its epoch began"
+            loader.load_state_dict(begin)
+            assert [next(loader) for _ in first] == first
+        state = loader.state_dict()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    weights=st.lists(st.lists(st.floats(0.01, 9), min_size=3, max_size=3), min_size=2, max_size=4),
+    steps=st.integers(1, 30),
+)
+def test_each_source_has_its_share_after_every_change_of_the_weights(
+    weights: list[list[float]], steps: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    for name in "abc":
+        written.write_jsonl(folder / name, [[{"id": 0, "of": name}] * 5])
+    state: Any = None
+    for shares in weights:
+        sources = [
+            Source(dataset=Folder(folder / name, name), weight=share) for name, share in zip("abc", shares, strict=True)
+        ]
+        loader: Loader = Loader(sources, batch_size=4, collate=list)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        names = [row["of"] for _ in range(steps) for row in next(loader)]
+        for name, share in zip("abc", shares, strict=True):
+            assert abs(names.count(name) - len(names) * share / sum(shares)) < 2 * len(sources)
+        state = loader.state_dict()
+
+
+def test_a_batch_is_consumed_also_if_the_script_goes_to_another_epoch_after_it(tmp_path: Path) -> None:
+    written.write_jsonl(tmp_path / "web", [_rows(20)])
+    loader: Loader = Loader(Source(dataset=Folder(tmp_path / "web")), batch_size=4, collate=list)
+    next(loader)
+    loader.set_epoch(3)
+    next(loader)
+    assert loader.take_consumed() == {"web": "0:0-4,3:0-4"}
+    next(loader)
+    assert loader.take_consumed() == {"web": "3:4-8"}
+
+
+def test_files_of_the_whole_workspace_are_left_out_by_their_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.write_jsonl(tmp_path / "web", [[{"id": 10 * file + row} for row in range(6)] for file in range(3)])
+    monkeypatch.chdir(tmp_path)
+    for dataset in (".", "web", "./web/", "web/../web"):
+        loader: Loader = Loader(
+            Source(dataset=dataset, name="all"), batch_size=4, without=("web/001.jsonl",), collate=list
+        )
+        assert {row["id"] // 10 for batch in loader for row in batch} == {0, 2}, dataset
+
+
+def test_an_error_names_the_file_and_the_row_of_a_sample(tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "a.jsonl").write_text('{"id": 1}\n{"id"\n')
+    loader: Loader = Loader(Source(dataset=Folder(tmp_path / "web"), shuffle=False), batch_size=1, collate=list)
+    next(loader)
+    with pytest.raises(BadFile, match=r"a\.jsonl#1 of data/web"):
+        next(loader)
+    (tmp_path / "web" / os.fsdecode(b"\xff.jsonl")).write_text("{}")
+    with pytest.raises(BadFile, match="is not UTF-8"):
+        Loader(Source(dataset=Folder(tmp_path / "web")), batch_size=1)
+
+
+def test_a_framework_goes_on_at_each_batch_of_each_epoch(tmp_path: Path) -> None:
+    written.write_jsonl(tmp_path / "web", [_rows(50)])
+
+    def make() -> Loader:
+        return Loader(Source(dataset=Folder(tmp_path / "web")), batch_size=8, collate=list)
+
+    loader = make()
+    epochs = [list(loader) for _ in range(4)]
+    read = make()
+    for number in range(20):
+        resumed = make().dataloader()
+        resumed.leave_out(json.loads(json.dumps(read.state_dict())))
+        epoch, done = divmod(number, len(read))
+        assert list(resumed) == [None] * done + epochs[epoch][done:]
+        assert list(resumed) == epochs[epoch + 1]
+        assert next(read, None) is not None or next(read)
 
 
 def test_a_mixture_goes_to_an_epoch_by_planning_all_before_it(data: Path) -> None:

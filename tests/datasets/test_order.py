@@ -52,7 +52,7 @@ def test_ranges_as_text_have_the_same_positions(ranges: list[tuple[int, int, int
 def test_a_described_source_returns_samples_of_positions_and_positions_of_files() -> None:
     index = Index(files=tuple(f"{number}.npy" for number in range(5)), counts=(3, 0, 4, 1, 6))
     assert Index.decode(index.encode()) == index
-    described = {"name": "web", "folder": "data/web", "window": 2, "shuffle": True, "index": "d"}
+    described = {"name": "web", "dataset": "data/web", "folder": "data/web", "window": 2, "shuffle": True, "index": "d"}
     source = sources_of({"seed": 7, "sources": [described]}, {"d": index.encode()}.__getitem__)["web"]
     seen = samples_at(source, "0:0-9,0:9-14")
     assert sorted(seen) == sorted(

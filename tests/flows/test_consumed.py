@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,54 @@ def test_copies_of_a_file_that_git_tracks_are_one_document_for_match_and_without
     workspace.m5ws(*shlex.split(found["command"])[1:], "--name", "without")
     assert workspace.json("show", "without")["run"]["spec"]["without"] == ["corpus/part-4.jsonl", "corpus/part-1.jsonl"]
     assert not copies.intersection(*map(set, paths(workspace.json("show", "without")["run"]["id"]).values()))
+
+
+_OWN_ORDER = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+"""
+
+
+@pytest.mark.parametrize("parts", ["", ", rank=0, world=1"])
+def test_datasets_of_single_ranks_are_not_known(parts: str, tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w", "reading.py", nproc=2)
+    text = (workspace.root / "train.py").read_text().replace("import m5ws\n", f"import m5ws\n{_OWN_ORDER}", 1)
+    text = text.replace('"data/docs"', 'f"data/docs-{dist.get_rank()}", name="docs"')
+    text = text.replace("collate=collate", f"collate=collate{parts}")
+    (workspace.root / "train.py").write_text(text)
+    for rank in range(2):
+        folder = workspace.root / "data" / f"docs-{rank}"
+        folder.mkdir()
+        (folder / "part.jsonl").write_text("".join(f'{{"value": {rank}.{row}}}\n' for row in range(9)))
+    run = workspace.train()
+    assert not workspace.json("consumed", run, "--file", "data/docs-0")["unknown"]
+    (line,) = workspace.json("consumed", run, "--file", "data/docs-1", expect=1)["unknown"]
+    assert "reads data/docs-1 by another loader" in line
+
+
+def test_samples_of_a_script_with_two_sessions_are_not_known(trained: tuple[Workspace, list[str]]) -> None:
+    workspace, _ = trained
+    begin, loop = (workspace.root / "train.py").read_text().split("session = ")
+    second = loop.replace("loader=loader", "loader=again").replace("total_steps=8", "total_steps=9")
+    again = 'again = m5ws.data.Loader(m5ws.data.Source(dataset="data/again"), batch_size=4, collate=collate)\n'
+    (workspace.root / "two.py").write_text(f"{begin}session = {loop}{again}session = {second}")
+    workspace.m5ws("run", "--name", "two", "--checkpoint-every", "100", "--trainer", "python", "two.py")
+    (line,) = workspace.json("consumed", "two", "--file", "data/docs/part-1.jsonl", expect=1)["unknown"]
+    assert "by another loader" in line
+    workspace.m5ws("rm", "two")
+
+
+def test_steps_without_a_record_before_a_checkpoint_are_not_known(
+    trained: tuple[Workspace, list[str]], tmp_path: Path
+) -> None:
+    shutil.copytree(trained[0].root, tmp_path / "w")
+    workspace, run = Workspace(tmp_path / "w"), trained[1][0]
+    saved = workspace.root / ".m5ws" / "store" / "runs" / run / "checkpoints"
+    # The ledger of a lost node ends before a checkpoint that its ranks have published.
+    shutil.copy(saved / f"{_STEPS:010}-0001", saved / f"{_STEPS + 3:010}-0001")
+    found = workspace.json("consumed", run, "--file", "config.yaml", expect=1)
+    assert found["unknown"] == [f"3 of steps 1-{_STEPS + 3} of run {run} have no record"]
 
 
 _UNRELATED = """

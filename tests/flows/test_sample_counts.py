@@ -1,6 +1,7 @@
 """Counts of samples of a dataset that stays in its remote: real runs on two nodes, each with a cache of its own."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ def test_the_run_of_a_new_node_fetches_the_files_of_its_steps_alone(tmp_path: Pa
     for file in range(_FILES):
         lines = [json.dumps({"value": file * _ROWS + row}) for row in range(_ROWS)]
         (workspace.root / "docs" / f"part-{file:02}.jsonl").write_text("\n".join(lines))
+    (workspace.root / "docs" / "README").write_text("documents\n")
+    shutil.copytree(workspace.root / "docs", workspace.root / "data" / "again")
     for command in (("init",), ("remote", "add", "-d", "near", "../remote"), ("add", "docs"), ("push",)):
         dvc(workspace.root, *command)
     commit_all(workspace.root)
@@ -42,3 +45,17 @@ def test_the_run_of_a_new_node_fetches_the_files_of_its_steps_alone(tmp_path: Pa
     assert workspace.json("fsck")["clean"]
     workspace.m5ws("gc", "--dry-run")
     assert workspace.json("consumed", second, "--file", "docs")["steps"]
+
+    # A copy in the store has a digest of BLAKE3, and a file in DVC's remote one of MD5.
+    reads = [workspace.json("consumed", second, "--file", f"docs/part-{file:02}.jsonl", expect=None) for file in (3, 9)]
+    copies = [
+        workspace.json("consumed", second, "--file", f"data/again/part-{file:02}.jsonl", expect=None) for file in (3, 9)
+    ]
+    assert [read["steps"] for read in reads] == [copy["steps"] for copy in copies]
+    whole = [workspace.json("consumed", second, "--file", path)["steps"] for path in ("docs", "data/again")]
+    assert whole[0] == whole[1]
+    workspace.m5ws("fork", f"{second}@4", "--without", "data/again/part-03.jsonl", "--name", "without")
+    without = ["data/again/part-03.jsonl", "docs/part-03.jsonl"]
+    assert workspace.json("show", "without")["run"]["spec"]["without"] == without
+    (line,) = workspace.json("consumed", second, "--file", "docs/README", expect=1)["unknown"]
+    assert "has no samples, but may belong to a file of docs" in line

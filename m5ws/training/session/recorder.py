@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from m5ws.errors import UsageError
-from m5ws.records.ledger import DataOrder
+from m5ws.records.ledger import DataOrder, OtherLoader
 from m5ws.records.ledger import Step as StepEvent
 from m5ws.training.backends.base import Backend, Plain
 from m5ws.training.checkpoint import checkpointing
@@ -163,8 +163,14 @@ class Recorder:
                 f"the run leaves out the samples of {', '.join(without)}, but its data loader does not",
                 hint="Read the dataset by m5ws.data.Loader, without `without=`, and register it: session(loader=…).",
             )
+        description = order and order[0]
+        first = collectives.broadcast(description, self._group)
         if order is not None and self._active.rank == 0:
             self._active.emit(DataOrder, description=order[0], indexes=order[1])
+        elif self._feed is not None and description != first:
+            # Rank 0 records the samples of all ranks with the same order alone.
+            sources = description["sources"] if description else [{"dataset": "."}]
+            self._active.emit(OtherLoader, datasets=tuple(source["dataset"] for source in sources))
 
     def _report_limits(self) -> None:
         """Publish a notice for each limit of a resume."""
