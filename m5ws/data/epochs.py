@@ -8,21 +8,37 @@ Invariant: an iteration begins at the start of an epoch, but the first iteration
 import importlib
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from m5ws.errors import UsageError
 
-if TYPE_CHECKING:
-    from m5ws.data.loader import Loader
+
+class Batches(Protocol):
+    """The methods of `m5ws.data.Loader` that are needed here."""
+
+    batch_size: int
+    steps_per_epoch: int | None
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def is_at_end(self) -> bool: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def rewind(self) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
 
 
 class Epochs(DataLoader[Any]):
     """A loader in the place of a torch DataLoader. Its batches contain the samples of this rank alone."""
 
-    def __init__(self, loader: "Loader") -> None:
+    def __init__(self, loader: Batches) -> None:
         self.m5ws_loader = loader
         self._batches = _OneEpoch(loader)
         super().__init__(self._batches, batch_size=None, collate_fn=_unchanged, generator=torch.Generator())
@@ -38,7 +54,7 @@ class Epochs(DataLoader[Any]):
         self._batches.leave_out(position)
 
 
-def iterable_dataset(loader: "Loader") -> Any:
+def iterable_dataset(loader: Batches) -> Any:
     """Return a loader as a `datasets.IterableDataset`, whose examples are the batches of an epoch. Raises ImportError.
 
     https://huggingface.co/docs/datasets/package_reference/main_classes#datasets.IterableDataset.from_generator
@@ -52,7 +68,7 @@ def iterable_dataset(loader: "Loader") -> Any:
 class _OneEpoch(IterableDataset[Any]):
     """The batches of an epoch: of the present epoch again if the loader is inside it."""
 
-    def __init__(self, loader: "Loader") -> None:
+    def __init__(self, loader: Batches) -> None:
         if loader.steps_per_epoch is None:
             raise UsageError(
                 "a framework reads epochs, and the loader has none",

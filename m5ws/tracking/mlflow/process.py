@@ -46,7 +46,10 @@ def main(arguments: Sequence[str]) -> int:
     options = msgspec.structs.replace(options, tracking_uri=os.environ[URI])
     every = [msgspec.structs.replace(options, run=run) for run in arguments[1:]]
     _prepare_process(options)
-    return _catch_up(every) if every[0].once else _follow(every[0])
+    if every[0].once:
+        return _catch_up(every)  # A command waits for it.
+    yield_processors()
+    return _follow(every[0])
 
 
 def _follow(options: FollowerOptions) -> int:
@@ -98,9 +101,8 @@ def _prepare_process(options: FollowerOptions) -> None:
     limit_requests()
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     warnings.simplefilter("ignore")
-    # Before the priority is lowered: a script may wait for the schema.
+    # Before `yield_processors`: a script may wait for the schema.
     migrations.migrate(options.tracking_uri, options.experiment)
-    yield_processors()
 
 
 def yield_processors() -> None:

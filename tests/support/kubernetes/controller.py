@@ -58,15 +58,12 @@ def in_namespaces(count: int) -> Iterator[Nodes]:
     def name_master(host: str) -> None:
         for file in files:
             # `ip netns exec` mounts the file as /etc/hosts.
-            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"127.0.0.1 localhost\n{net}.2 {host}\n")
 
     with ExitStack() as stack:
         namespaces.make_bridge(stack, tag, f"{net}.1/24")
-        for number, file in enumerate(files):
+        for number in range(count):
             namespaces.connect(stack, f"{tag}-{number}", tag, f"{tag}v{number}", f"{net}.{number + 2}", f"{net}.1")
-            stack.callback(file.parent.rmdir)
-            stack.callback(file.unlink, missing_ok=True)
         name_master("localhost.invalid")
         names = [f"{tag}-{number}" for number in range(count)]
 
