@@ -38,12 +38,16 @@ if how == "waits":
     ready()
     time.sleep(600)
 elif how == "waits with a worker":
+    read_end, write_end = os.pipe()
     worker = os.fork()
     rank = -1 if worker == 0 else rank
     signal.signal(signal.SIGTERM, last_words)
     signal.signal(signal.SIGINT, last_words)
     if worker:
+        os.read(read_end, 1)  # The worker takes signals too now.
         ready()
+    else:
+        os.write(write_end, b"1")
     time.sleep(600)
 elif how == "leaves a process":
     if (middle := os.fork()) == 0:
