@@ -133,7 +133,7 @@ image = "{batch_queue.IMAGE}"
 cpus_per_node = 2
 memory_mib = 4096
 python = "{sys.executable}"
-scratch = "{tmp_path}/scratch-$JOB_COMPLETION_INDEX"
+scratch = "{tmp_path}/scratch"
 shared = ["{tmp_path}"]
 restarts = 2
 """
