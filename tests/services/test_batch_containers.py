@@ -45,7 +45,6 @@ def queue(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         service.wait(30)
 
 
-@pytest.mark.soak
 def test_two_containers_have_the_bits_of_one_machine(tmp_path: Path, image: str, queue: Queue) -> None:
     workspace = make_workspace(tmp_path / "w", "fsdp.py", nproc=1)
     with (workspace.root / "m5ws.toml").open("a") as settings:
