@@ -20,6 +20,7 @@ from types import FrameType
 
 import msgspec
 
+from m5ws.environment.observe.machine import Machine
 from m5ws.launch.child import enter
 from m5ws.launch.reaper import Reaper
 from m5ws.records.launch import STOP_SIGNALS, open_log
@@ -62,6 +63,8 @@ def _serve(modules: list[str]) -> None:
             importlib.import_module(name)
     if "deepspeed" in modules:
         _prepare_deepspeed()
+    # Each first rank reads the lists of files of all distributions, and keeps them in its process.
+    Machine().observe({})
     gc.collect()
     gc.freeze()  # Each engine of DeepSpeed collects garbage: frozen imports make that cheap.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No process waits for a launch: its status is in a file.
