@@ -1,9 +1,10 @@
 """Fixtures of all parts, and the summary of tests that could not run."""
 
+import gc
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,17 @@ class _BySharedParents(LoadFileScheduling):  # type: ignore[misc]  # xdist has n
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _BySharedParents | None:
     return _BySharedParents(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave the garbage collector out of the imports of all modules, and their objects out of its later collections."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 _LONG_MARKS = ("services", "long")

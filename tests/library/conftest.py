@@ -42,12 +42,16 @@ def loss(step: int) -> float:
 
 @pytest.fixture
 def planted_workspace(tmp_path: Path) -> Planted:
-    """Two attempts of a run, the second from step 2 on, with a checkpoint after steps 2 and 4; and a replay."""
-    root = tmp_path / "work"
+    return plant(tmp_path)
+
+
+def plant(folder: Path) -> Planted:
+    """Make two attempts of a run, the second from step 2 on, with a checkpoint after steps 2 and 4; and a replay."""
+    root = folder / "work"
     write(root, {"m5ws.toml": "name = 'work'\n[mlflow]\nenabled = false\n"})
     repo = workspace.find(root, {}).repository(create=True)
-    code = planted.tree(repo, tmp_path / "code", {"train.py": "print('trained')\n"})
-    config = planted.tree(repo, tmp_path / "config", {"config.yaml": "optimizer:\n  lr: 0.1\n"})
+    code = planted.tree(repo, folder / "code", {"train.py": "print('trained')\n"})
+    config = planted.tree(repo, folder / "config", {"config.yaml": "optimizer:\n  lr: 0.1\n"})
     snapshot = planted.publish(repo, planted.snapshot(code, config=config))
     weights = {step: _weights(step) for step in (2, 4)}
     found = Planted(root, repo, snapshot, weights)
@@ -60,7 +64,7 @@ def planted_workspace(tmp_path: Path) -> Planted:
     first = Divergence(step=4, rank=0, quantity="loss", original="0x1p-1", replayed="0x1p+0")
     verdict = Verdict(run=found.run, replay=found.replay, outcome="diverged", first=first, created_s=BEGIN_S + 120)
     runs.publish_verdict(repo, verdict)
-    _write_outputs(found, tmp_path / "outputs")
+    _write_outputs(found, folder / "outputs")
     return found
 
 

@@ -23,7 +23,7 @@ from m5ws.repository.references import checkpoints, outputs
 from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
-from tests.library.conftest import Planted
+from tests.library.conftest import Planted, plant
 from tests.support.files.exports import bits
 from tests.support.machine import mlflow_server
 from tests.support.machine.chromium import Browser, executable
@@ -92,25 +92,29 @@ class _Site(msgspec.Struct):
         return content
 
 
-@pytest.fixture
-def site(planted_workspace: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Site]:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Site]:
+    folder = tmp_path_factory.mktemp("site")
+    made = plant(folder)
     # As an installed m5ws registers it. The packages of this interpreter may be of an earlier version.
-    info = tmp_path / "site" / "m5ws_artifacts_test-0.dist-info"
+    info = folder / "site" / "m5ws_artifacts_test-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: m5ws-artifacts-test\nVersion: 0\n")
     (info / "entry_points.txt").write_text(_POINT)
     argv = [sys.executable, "-P", "-m", "mlflow", "server", "--workers", "1", "--port"]
-    own = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path}/m.db", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    own |= {"M5WS_STORES": f"other=/absent team={planted_workspace.repo.store.url}", "PYTHONPATH": str(info.parent)}
-    with mlflow_server.running(lambda port: [*argv, str(port)], tmp_path, os.environ | own) as port:
+    own = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/m.db", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    own |= {"M5WS_STORES": f"other=/absent team={made.repo.store.url}", "PYTHONPATH": str(info.parent)}
+    with (
+        mlflow_server.running(lambda port: [*argv, str(port)], folder, os.environ | own) as port,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         url = f"http://127.0.0.1:{port}"
-        store = planted_workspace.repo.store.url
-        tracker = Mlflow(url, "team", store, tmp_path / "runs", store_id="team")
-        Follower(tracker.options(planted_workspace.run, once=True)).advance(last=True)
+        tracker = Mlflow(url, "team", made.repo.store.url, folder / "runs", store_id="team")
+        Follower(tracker.options(made.run, once=True)).advance(last=True)
         client = MlflowClient(url)
-        (page,) = find(client, planted_workspace.run)
-        yield _Site(port, planted_workspace, page, client.get_run(page).info.experiment_id)
+        (page,) = find(client, made.run)
+        yield _Site(port, made, page, client.get_run(page).info.experiment_id)
 
 
 @pytest.mark.services

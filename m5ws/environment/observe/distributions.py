@@ -12,12 +12,12 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -32,6 +32,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
 _PARTS = re.compile(r'^"?[^/,\n".][^/,\n"]*+(?:/[^/,\n"]++)?', re.MULTILINE)
 _BESIDE = re.compile(r'^"?(?:\.\./){3}([^,\n"]*\.so[^,\n"]*)', re.MULTILINE)
 _NO_CODE = (".dist-info", ".data", "__pycache__")
+_Content = TypeVar("_Content")
 _SSH_USER = re.compile(r"ssh://[\w.-]+@[^@/]+/")
 
 
@@ -69,17 +70,21 @@ def provides() -> dict[str, tuple[str, ...]]:
 
 def _listed(distribution: metadata.Distribution) -> frozenset[str]:
     """Return the places of a distribution's files, at most two parts of each path; empty without a list."""
+    return _of_file(_places, distribution, "RECORD") or frozenset()
+
+
+def _of_file(read: Callable[[Path, int], _Content], distribution: metadata.Distribution, name: str) -> _Content | None:
+    """Return `read(file, time of its last change)`, which keeps its results, of a metadata file; None without a file."""
     folder = getattr(distribution, "_path", None)
-    record = folder / "RECORD" if isinstance(folder, Path) else None
     try:
-        return _places(record, record.stat().st_mtime_ns) if record is not None else frozenset()
+        return read(folder / name, (folder / name).stat().st_mtime_ns) if isinstance(folder, Path) else None
     except OSError:
-        return frozenset()
+        return None
 
 
 @cache
 def _places(record: Path, _changed_ns: int) -> frozenset[str]:
-    """Return the places in a list of files. A process reads the list again only after a change."""
+    """Return the places in a list of files."""
     text = record.read_text(encoding="utf-8", errors="replace")
     parts = (path.lstrip('"').partition("/") for path in set(_PARTS.findall(text)))
     modules = (_module(top, below) for top, _, below in parts if not top.endswith(_NO_CODE))
@@ -170,9 +175,18 @@ def _head(distribution: metadata.Distribution) -> tuple[str, str]:
 
     `Distribution.metadata` would also parse descriptions at each access: a third of a second for 200 distributions.
     """
-    text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
-    head = text.partition("\n\n")[0]
-    values = {name.lower(): value for name, value in reversed(_FIELD.findall(head))}
+    if known := _of_file(_read_fields, distribution, "METADATA"):
+        return known
+    return _fields(next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), ""))
+
+
+@cache
+def _read_fields(file: Path, _changed_ns: int) -> tuple[str, str]:
+    return _fields(file.read_text(encoding="utf-8", errors="replace"))
+
+
+def _fields(text: str) -> tuple[str, str]:
+    values = {name.lower(): value for name, value in reversed(_FIELD.findall(text.partition("\n\n")[0]))}
     return values.get("name", ""), values.get("version", "")
 
 

@@ -19,24 +19,10 @@ from m5ws import version
 
 NAME = "m5ws"
 _PACKAGE = Path(version.__file__).parent
-_NOT_IN_RANKS = frozenset(
-    (
-        "attest",
-        "bisect",
-        "checkpoints",
-        "cli",
-        "diff",
-        "launch",
-        "projects",
-        "reproduce",
-        "runs",
-        "snapshot",
-        "tracking",
-        "workspace.py",
-        "__main__.py",
-        "_templates",
-    )
-)
+_NOT_IN_RANKS = frozenset((
+    "attest", "bisect", "checkpoints", "cli", "diff", "launch", "projects", "reproduce", "runs", "snapshot", "tracking",
+    "workspace.py", "__main__.py", "_templates",
+))  # fmt: skip
 
 
 @cache
