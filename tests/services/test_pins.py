@@ -24,12 +24,12 @@ def podman(*words: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.fixture
-def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with usable(tmp_path) as variables:
+@pytest.fixture(scope="module", autouse=True)
+def _storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with usable(tmp_path_factory.mktemp("podman")) as variables, pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        yield tmp_path
+            patch.setenv(name, value)
+        yield
 
 
 def import_image(folder: Path, content: str) -> None:
@@ -47,28 +47,28 @@ def pinned(folder: Path) -> str:
     return str(tomllib.loads((folder / "m5ws.toml").read_text())["environment"]["image"])
 
 
-def test_a_tag_is_pinned_and_its_move_is_reported(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(storage, {"m5ws.toml": "# mine\n[mlflow]\nenabled = false\n"})
-    import_image(storage, "one")
-    assert main(["-C", str(storage), "pin", "--image", _TAG]) == 0
-    first = pinned(storage)
+def test_a_tag_is_pinned_and_its_move_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, {"m5ws.toml": "# mine\n[mlflow]\nenabled = false\n"})
+    import_image(tmp_path, "one")
+    assert main(["-C", str(tmp_path), "pin", "--image", _TAG]) == 0
+    first = pinned(tmp_path)
     assert podman("run", "--rm", "--network", "none", first, "/bin/cat", "/content") == "one"
-    import_image(storage, "two")
+    import_image(tmp_path, "two")
     capsys.readouterr()
-    assert main(["-C", str(storage), "pin", "--image", _TAG]) == 0
-    second = pinned(storage)
+    assert main(["-C", str(tmp_path), "pin", "--image", _TAG]) == 0
+    second = pinned(tmp_path)
     name, _, old = first.partition("@")
     new = second.partition("@")[2]
     assert old != new and capsys.readouterr().err == f"{name} was {old}, is {new}\n"
     assert podman("run", "--rm", "--network", "none", second, "/bin/cat", "/content") == "two"
-    assert (storage / "m5ws.toml").read_text().startswith("# mine\n[mlflow]\nenabled = false\n")
+    assert (tmp_path / "m5ws.toml").read_text().startswith("# mine\n[mlflow]\nenabled = false\n")
 
 
 @pytest.mark.parametrize("privileged", [True, False])
-def test_podman_states_the_image_of_a_privileged_container(storage: Path, privileged: bool) -> None:
-    import_image(storage, "one")
+def test_podman_states_the_image_of_a_privileged_container(tmp_path: Path, privileged: bool) -> None:
+    import_image(tmp_path, "one")
     (digest,) = podman("image", "inspect", "--format", "{{range .RepoDigests}}{{.}} {{end}}", _TAG).split()
-    seen = storage / "seen"
+    seen = tmp_path / "seen"
     for file in ("run/.containerenv", "proc/self/mountinfo"):
         options = ["--rm", "--network", "none", *(["--privileged"] if privileged else [])]
         write(seen, {file: podman("run", *options, digest, "/bin/cat", f"/{file}") + "\n"})

@@ -74,7 +74,7 @@ def _listed(distribution: metadata.Distribution) -> frozenset[str]:
 
 
 def _of_file(read: Callable[[Path, int], _Content], distribution: metadata.Distribution, name: str) -> _Content | None:
-    """Return `read(file, time of its last change)`, which keeps its results, of a metadata file; None without a file."""
+    """Return `read(file, time of its last change)` of a metadata file, None without the file. `read` has a cache."""
     folder = getattr(distribution, "_path", None)
     try:
         return read(folder / name, (folder / name).stat().st_mtime_ns) if isinstance(folder, Path) else None
