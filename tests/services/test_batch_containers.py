@@ -21,9 +21,9 @@ _NETWORK = "podman"
 
 
 @pytest.fixture
-def image(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def image(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An image with torch and m5ws in Podman's storage, by digest."""
-    with podman.usable(tmp_path_factory.mktemp("podman")) as variables:
+    with podman.usable() as variables:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         packages = podman.files_of("torch", "numpy", "pyyaml", "tokenizers", "m5ws")

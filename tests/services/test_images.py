@@ -53,8 +53,8 @@ class Podman(msgspec.Struct, frozen=True):
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    with podman.usable(tmp_path_factory.mktemp("podman")) as variables, pytest.MonkeyPatch.context() as patch:
+def engine() -> Iterator[Podman]:
+    with podman.usable() as variables, pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         image = podman.load(

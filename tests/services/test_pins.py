@@ -25,8 +25,8 @@ def podman(*words: str) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with usable(tmp_path_factory.mktemp("podman")) as variables, pytest.MonkeyPatch.context() as patch:
+def _storage() -> Iterator[None]:
+    with usable() as variables, pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         yield
