@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.util
 import os
 import runpy
 import signal
@@ -209,6 +210,8 @@ def _fork_rank(call: Call, place: dict[str, str]) -> int:
         os.environ.update(call.environment | place)
         os.chdir(call.cwd)
         importlib.invalidate_caches()
+        # A new process has listed the folders of imports before its script begins, and listings are reads of a run.
+        importlib.util.find_spec("absent")
         status = _run(call.command)
     except BaseException:  # noqa: BLE001  # as above
         traceback.print_exc()
