@@ -11,7 +11,7 @@ import msgspec
 from m5ws.attempts import planning
 from m5ws.config.settings import BatchCluster, HostsCluster, Settings
 from m5ws.engines import submission
-from m5ws.engines.interface import NodeOutput
+from m5ws.engines.interface import EngineUnavailable, NodeOutput
 from m5ws.engines.submission import Submission
 from m5ws.engines.task_files import TaskFile
 from m5ws.errors import M5Error, UsageError
@@ -21,6 +21,7 @@ from m5ws.records.job import Cancel, Job
 from m5ws.records.run import Run
 from m5ws.repository.references import jobs, notes, runs
 from m5ws.repository.repository import Repository
+from m5ws.runs import liveness
 from m5ws.secret_scan import masked
 from m5ws.store import open_store
 from m5ws.workspace import Workspace
@@ -83,6 +84,12 @@ class Cluster:
         """Return the bytes of a run that cross regions; None if neither its store nor its data is in S3."""
         return crossings.of_run(repo, run, self._own)
 
+    @property
+    def regions(self) -> list[str | None]:
+        """The regions of a job, in order, each once: of its first queue, and of the next queues."""
+        more = self._own.elsewhere if isinstance(self._own, BatchCluster) else ()
+        return [*dict.fromkeys((self._own.region, *(each.region for each in more)))]
+
     def refuse_unaccepted(self, planned: Submission) -> None:
         """Raise EngineUnavailable if the engine does not answer, or would not accept the job and the job before it."""
         for each in filter(None, (planned.after, planned)):
@@ -99,7 +106,16 @@ class Cluster:
         job = msgspec.structs.replace(planned.job, created_s=repo.store.now(), **self._workspace.creator())
         # The record first: a submission that is killed leaves no job that nobody finds.
         jobs.publish(repo, job)
-        identifier = self._engine.submit(planned.request, job.script, after)
+        try:
+            identifier = self._engine.submit(planned.request, job.script, after)
+        except EngineUnavailable as error:
+            # An answer may be lost, and not the job: its agents read the request, and begin nothing.
+            with suppress(M5Error, OSError):
+                cancel_unbegun(repo, job, error)
+            if job.command:
+                raise
+            again = f"`m5ws resume {job.run} --on {job.cluster}` submits another job."
+            raise EngineUnavailable(str(error), hint=again) from error
         return Submitted(job=msgspec.structs.replace(job, settings=""), id=identifier)
 
     def start_run(self, repo: Repository, run: Run, planned: Submission, why: str | None) -> Submitted:
@@ -113,7 +129,7 @@ class Cluster:
 
 def refuse_alive(workspace: Workspace, repo: Repository, run_id: str) -> None:
     """Raise UsageError if a job of a run waits or runs. An engine that does not answer here hinders nothing."""
-    job = submission.alive(workspace.settings, jobs.of_attempts(repo, run_id)).job
+    job = liveness.find_alive(workspace.settings, repo, jobs.of_attempts(repo, run_id))[0]
     if job is not None:
         raise UsageError(
             f"job {job.name} of run {run_id} waits or runs on {job.cluster}",
