@@ -42,7 +42,7 @@ def command(context: click.Context, run: str, as_json: bool) -> None:
         try:
             note = regions.move_on(workspace, repo, run_id) or ""
         except EngineUnavailable as error:
-            note = f"{error} ({error.hint})"
+            note = f"no queue takes the job yet: {error} ({error.hint})"
         has_ended, unknown = liveness.look(workspace.settings, repo, state.load_newest(repo, run_id))
         for each in (note, unknown):
             if each not in printed:

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from m5ws.attempts import planning
-from m5ws.config.settings import BatchCluster, HostsCluster, Settings
+from m5ws.config.settings import BatchCluster, BatchQueue, HostsCluster, Settings
 from m5ws.engines import submission
-from m5ws.engines.interface import EngineUnavailable, NodeOutput
+from m5ws.engines.interface import NodeOutput
 from m5ws.engines.submission import Submission
 from m5ws.engines.task_files import TaskFile
 from m5ws.errors import M5Error, UsageError
@@ -76,19 +76,13 @@ class Cluster:
         return msgspec.structs.replace(planned, after=first)
 
     @property
-    def queues(self) -> int:
-        """The number of the next queues, to which a job moves while `m5ws wait` runs."""
-        return len(self._own.elsewhere) if isinstance(self._own, BatchCluster) else 0
+    def queues(self) -> tuple[BatchQueue, ...]:
+        """The next queues, to which a job moves while `m5ws wait` runs."""
+        return self._own.elsewhere if isinstance(self._own, BatchCluster) else ()
 
     def crossing(self, repo: Repository, run: Run) -> Crossing | None:
         """Return the bytes of a run that cross regions; None if neither its store nor its data is in S3."""
         return crossings.of_run(repo, run, self._own)
-
-    @property
-    def regions(self) -> list[str | None]:
-        """The regions of a job, in order, each once: of its first queue, and of the next queues."""
-        more = self._own.elsewhere if isinstance(self._own, BatchCluster) else ()
-        return [*dict.fromkeys((self._own.region, *(each.region for each in more)))]
 
     def refuse_unaccepted(self, planned: Submission) -> None:
         """Raise EngineUnavailable if the engine does not answer, or would not accept the job and the job before it."""
@@ -106,16 +100,9 @@ class Cluster:
         job = msgspec.structs.replace(planned.job, created_s=repo.store.now(), **self._workspace.creator())
         # The record first: a submission that is killed leaves no job that nobody finds.
         jobs.publish(repo, job)
-        try:
+        # An answer may be lost, and not the job: then its agents read the request, and begin nothing.
+        with cancelling(self._workspace.store_url, job.run, job.name):
             identifier = self._engine.submit(planned.request, job.script, after)
-        except EngineUnavailable as error:
-            # An answer may be lost, and not the job: its agents read the request, and begin nothing.
-            with suppress(M5Error, OSError):
-                cancel_unbegun(repo, job, error)
-            if job.command:
-                raise
-            again = f"`m5ws resume {job.run} --on {job.cluster}` submits another job."
-            raise EngineUnavailable(str(error), hint=again) from error
         return Submitted(job=msgspec.structs.replace(job, settings=""), id=identifier)
 
     def start_run(self, repo: Repository, run: Run, planned: Submission, why: str | None) -> Submitted:
@@ -139,7 +126,7 @@ def refuse_alive(workspace: Workspace, repo: Repository, run_id: str) -> None:
 
 @contextmanager
 def cancelling(store_url: str, run: str, job: str) -> Iterator[None]:
-    """Cancel a job at an error in the block: an agent cannot begin, and the agents of other nodes would wait for it."""
+    """Cancel a job at an error in the block: no agent begins, or this agent cannot and the other agents would wait."""
     try:
         yield
     except Exception as error:

@@ -99,19 +99,12 @@ def _planned(workspace: Workspace, job: Job, settings: Settings, own: BatchClust
 
 
 def _submit(repo: Repository, job: Job, engine: Engine, own: BatchCluster, why: str) -> str | None:
-    where = f"queue {own.queue} of {own.region}"
-    try:
-        identifier = engine.submit(JobRequest(name=job.name, run=job.run, nodes=job.nodes, agent=()), job.script)
-    except EngineUnavailable as error:
-        raise EngineUnavailable(
-            f"job {job.name} is not submitted to {where} yet: {error}",
-            hint=f"`m5ws wait {job.run}` submits it when {own.queue} accepts it; `m5ws cancel {job.run}` ends the run.",
-        ) from error
+    identifier = engine.submit(JobRequest(name=job.name, run=job.run, nodes=job.nodes, agent=()), job.script)
     if jobs.is_cancelled(repo, job):  # Its canceller found no job in the queue.
         with suppress(EngineUnavailable):
             engine.cancel(job.name)
         return None
-    return f"the job {why}: it is now job {identifier} in {where}"
+    return f"the job {why}: it is now job {identifier} in queue {own.queue} of {own.region}"
 
 
 def _reason_to_move(

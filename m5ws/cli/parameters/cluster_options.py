@@ -120,13 +120,14 @@ def submit(
     output.echo(run.id)
     print_job(submitted)
     if crossing is not None:
-        each = (msgspec.structs.replace(crossing, here=region) for region in cluster.regions)
+        regions = (crossing.here, *(queue.region for queue in cluster.queues))
+        each = (msgspec.structs.replace(crossing, here=region) for region in regions)
         for line in dict.fromkeys(line for one in each for line in data.describe_crossing(one, given["on"] or "")):
             output.print_note(line)
     if cluster.queues:
         output.print_note(
-            f"the job moves to the next of {count(cluster.queues, 'queue')} while `m5ws wait {run.id}` runs somewhere, "
-            "and never without it"
+            f"the job moves to the next of {count(len(cluster.queues), 'queue')} while `m5ws wait {run.id}` runs "
+            "somewhere, and never without it"
         )
     next_steps = ("show", "shows its state"), ("wait", "waits for its end"), ("cancel", "ends it")
     return output.print_note("; ".join(f"`m5ws {verb} {run.id}` {text}" for verb, text in next_steps))
