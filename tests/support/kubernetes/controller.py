@@ -82,6 +82,7 @@ class Controller:
         self.hold: str | None = None
         self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self.disrupted: set[tuple[str, int]] = set()
+        self.ends: list[tuple[int, list[int], str]] = []
         self.is_closed = False
 
     def evict(self, name: str, node: int) -> None:
@@ -152,7 +153,9 @@ class Controller:
             return None
         if failed is None:
             return ""
-        return self._failure(spec, (name, failed), pods[failed].returncode)
+        reason = self._failure(spec, (name, failed), pods[failed].returncode)
+        self.ends.append((failed, [pod.returncode for pod in pods], reason))
+        return reason
 
     def _failure(self, spec: dict[str, Any], pod: tuple[str, int], status: int) -> str:
         """Return the reason of a failed Job, by the first rule that matches its failed pod."""
