@@ -67,7 +67,7 @@ def test_a_killed_and_an_evicted_pod_continue_from_a_checkpoint(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_pods_that_end_at_any_moment_start_again(
     tmp_path: Path, api_server: Server, pods: Controller, on_kubernetes: Callable[[Workspace], Workspace], seed: int
 ) -> None:
@@ -87,7 +87,6 @@ def test_pods_that_end_at_any_moment_start_again(
             end(name, draw.randrange(2))
             ends += 1
     assert workspace.json("wait", run)["standing"] == "finished", "\n".join(map(str, pods.ends))
-    print(seed, ends, *pods.ends, sep="\n")
     alone = workspace.json("run", "--nproc", "2")["run"]["id"]
     assert workspace.states(run) == workspace.states(alone)
     assert fsck.check(workspace.repo).damage == ()

@@ -75,7 +75,10 @@ def in_namespaces(count: int) -> Iterator[Nodes]:
 
 
 class Controller:
-    """Runs all JobSets of a server. `folder` gets the output of each pod. `hold` keeps pods pending, with a reason."""
+    """Runs all JobSets of a server. `folder` gets the output of each pod. `hold` keeps pods pending, with a reason.
+
+    `ends` lists the failed starts: the pod that failed first, the statuses of all pods, and the reason of the Job.
+    """
 
     def __init__(self, server: Server, nodes: Nodes, folder: Path) -> None:
         self.server, self.nodes, self.folder = server, nodes, folder
