@@ -85,7 +85,7 @@ def describe(kind: str, world: int, tensors: int, expert: int) -> placement.Desc
         name = f"layers.{number // 9}.{('experts.' + str(number)) if is_expert else 'block'}.w{number % 9}.weight"
         for leaf in _LEAVES:
             whole = leaf.endswith("step")
-            placed = Placed("float32", () if whole else shape, 4, not whole, None if whole else cut)
+            placed = Placed("float32", () if whole else shape, 4, None if whole else ("S(0)",), None if whole else cut)
             described[leaf.format(name)] = known.setdefault(placed, placed)
     return described
 

@@ -39,6 +39,29 @@ def test_a_save_from_any_layout_loads_exactly_into_any_layout(fork_parents: fork
     ]
 
 
+ODD_LAYOUTS = {
+    "no elements": "exact",
+    "zeros of two types": "exact",
+    "zeros of two shapes": "exact",
+    "regular copies": "exact",
+    "irregular copies": "exact",
+    "two cuts": "buffer.t is sharded differently on another rank",
+    "two irregular cuts": "buffer.t is sharded differently on another rank",
+    "torn on two ranks": "ranks hold copies of buffer.t that differ: no checkpoint could be exact",
+}
+
+
+def test_layouts_that_differ_between_ranks_are_exact_or_refused_on_all_ranks(
+    fork_parents: forks.ForkParents, tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    Repository.create(store)
+    script = str(HERE / "scripts" / "odd_layouts.py")
+    status, log = forks.run(fork_parents, script, str(store.root), directory=tmp_path, ranks=4)
+    assert status == 0, log
+    assert dict(line.split(": ", 1) for line in log.splitlines() if ": " in line) == ODD_LAYOUTS
+
+
 class Bomb:
     armed = False
 
