@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from m5ws.errors import M5Error, UsageError
 from m5ws.records.checkpoint import Content
 from m5ws.repository import contents
-from m5ws.repository.contents import Parts
+from m5ws.repository.contents import NAME_CHARACTERS, Parts
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import ddp, layouts, optimizer_state, placement
 from m5ws.training.backends.base import Box, Cut, Layout, NoCopyStager, Piece, Plain, Saved, Span, Stager
@@ -36,7 +36,7 @@ from m5ws.training.backends.tensor_names import (
 from m5ws.training.compat import facts, modules, sharded
 from m5ws.training.runtime import collectives
 from m5ws.training.runtime.collectives import Group
-from m5ws.training.state import subclasses
+from m5ws.training.state import plain_state, subclasses
 from m5ws.training.state.plain_state import RestoreError, StateError
 
 _WHOLE = Span()
@@ -243,8 +243,13 @@ class TorchBackend:
 
 
 def _check_kinds(state: Mapping[str, torch.Tensor]) -> None:
-    """Raise StateError, with the reason, if a tensor is not a grid of elements of a known size."""
+    """Raise StateError, with the reason, for a tensor that is no grid of elements of a known size, or its name."""
     for name, tensor in state.items():
+        if "@" in plain_state.text(name, "a tensor's name") or len(name) > NAME_CHARACTERS:
+            raise StateError(
+                f"m5ws cannot store a tensor under the name {name[:200]!r}",
+                hint=f'A name has at most {NAME_CHARACTERS} characters. "@" is for the copies of single ranks.',
+            )
         if (reason := _obstacle(tensor)) is not None:
             raise StateError(
                 f"{name} is {reason}, which m5ws cannot store",
@@ -307,7 +312,7 @@ class StagedState:
     def save(self, objects: Objects, group: Group, apart: Collection[str]) -> Saved:
         from m5ws.training.backends import shard_writer
 
-        if torn := sorted(name for name in apart if isinstance(self.state.get(name), DTensor)):
+        if torn := self._torn(apart, group):
             raise CopiesDiffer(f"ranks hold copies of {', '.join(torn[:5])} that differ: no checkpoint could be exact")
         common, rank = self.plain(objects, group)
         number = collectives.rank(group)
@@ -316,6 +321,14 @@ class StagedState:
         # No collective follows: an error of this rank alone is reported by the caller.
         share, whole = shard_writer.write(named, own, table, number, collectives.world(group), objects)
         return Saved(share=share, whole=whole, table=table, apart=tuple(sorted(apart)), common=common, rank=rank)
+
+    def _torn(self, apart: Collection[str], group: Group) -> list[str]:
+        """Return the names in `apart` that are sharded, on all ranks: also a rank without the tensor must fail."""
+        if not apart:
+            return []
+        own = {name for name in apart if isinstance(self.state.get(name), DTensor)}
+        torn = collectives.reduce(own, set.union, group)
+        return sorted(collectives.broadcast(torn, group))
 
     def named(self, apart: Collection[str], rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the tensors by the names they are stored under, and replicas that differ by names of this rank."""
