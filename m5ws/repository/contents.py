@@ -253,6 +253,10 @@ class Parts:
             raise CorruptObject(f"the checkpoint has no share of rank {rank}")
         return part.shares[rank - part.first]
 
+    def near(self, rank: int) -> Iterator[tuple[int, Share]]:
+        """Yield a rank and rank 0 with their shares, if the checkpoint has them. Raises NotFound, CorruptObject."""
+        yield from ((number, self.share(number)) for number in dict.fromkeys((rank, 0)) if number < self.world)
+
     def all(self) -> Iterator[tuple[int, Share]]:
         """Yield each rank with its share, in order of ranks; last, the number of ranks with whole tensors for all.
 
@@ -316,8 +320,7 @@ def find_blobs(parts: Parts, rank: int, names: Collection[str]) -> tuple[dict[st
     """
     found: dict[str, Slice] = {}
     held: dict[str, Tensor] = {}
-    near = ((number, parts.share(number)) for number in (rank, 0) if number < parts.world)
-    for source in (near, parts.all()):
+    for source in (parts.near(rank), parts.all()):
         for number, share in source:
             if new := {name: blob for name, blob in share.blobs.items() if name in names}:
                 found |= new

@@ -145,8 +145,8 @@ class TorchBackend:
         number = collectives.rank(group)
         table = contents.load_table(objects, content)
         stored: dict[str, layouts.Stored] = {tensor.name: tensor for tensor in table}
-        for source in {number, 0} & set(range(content.world)) if content.apart else ():
-            stored |= {tensor.name: tensor for tensor in parts.share(source).own}
+        for _, share in parts.near(number) if content.apart else ():
+            stored |= {tensor.name: tensor for tensor in share.own}
         if rank is None:
             check_same_on_all(content.apart)
         optimized = list(self._optimized(self._parameters()))
