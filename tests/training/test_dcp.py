@@ -44,9 +44,10 @@ ODD_LAYOUTS = {
     "zeros of two types": "exact",
     "zeros of two shapes": "exact",
     "regular copies": "exact",
-    "irregular copies": "exact",
+    "irregular ranks": "exact",
     "two cuts": "buffer.t is sharded differently on another rank",
-    "two irregular cuts": "buffer.t is sharded differently on another rank",
+    "descending ranks": "buffer.t is sharded over ranks in descending order",
+    "descending ranks of copies": "exact",
     "torn on two ranks": "ranks hold copies of buffer.t that differ: no checkpoint could be exact",
 }
 

@@ -190,7 +190,7 @@ def _grid(mesh: DeviceMesh) -> tuple[int, list[int] | None]:
     for d, (size, distance) in enumerate(zip(ranks.shape, distances, strict=True)):
         shape = [size if each == d else 1 for each in range(ranks.ndim)]
         regular = regular + (torch.arange(size) * distance).view(shape)
-    return first, distances if bool((regular == ranks).all()) and min(distances, default=0) >= 0 else None
+    return first, distances if bool((regular == ranks).all()) else None
 
 
 def _is_exact(tensor: DTensor, found: Cut) -> bool:

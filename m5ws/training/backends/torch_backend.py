@@ -407,6 +407,14 @@ def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
 
 def _box(name: str, tensor: DTensor) -> Box | None:
     """Return the place of this rank's part; None if the rank is not one of the tensor's. Raises StateError."""
+    ranks = tensor.device_mesh.mesh
+    for d, rule in enumerate(tensor.placements):
+        # A process group sorts its ranks, and deals the parts in that order; torch's box of a part does not.
+        if not rule.is_replicate() and bool((ranks.diff(dim=d) < 0).any()):
+            raise StateError(
+                f"{name} is sharded over ranks in descending order",
+                hint="List the ranks of a DeviceMesh in ascending order along each dimension.",
+            )
     if tensor.device_mesh.get_coordinate() is None:
         return None
     if any(placement.is_partial() for placement in tensor.placements):

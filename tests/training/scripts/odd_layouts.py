@@ -31,6 +31,7 @@ def cases(rank: int) -> dict[str, State]:
     """Return the states of a rank; every rank makes all meshes, in the same order."""
     pairs = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])]
     crossed = [DeviceMesh("cpu", ranks) for ranks in ([1, 0], [3, 2])]
+    three = DeviceMesh("cpu", [0, 1, 3])
     half, whole = rank // 2, torch.arange(12.0).view(4, 3)
 
     def cut(meshes: list[DeviceMesh], *kinds_: Shard | Replicate) -> DTensor:
@@ -44,9 +45,10 @@ def cases(rank: int) -> dict[str, State]:
         "zeros of two types": {"t": torch.zeros(3, dtype=torch.float32 if half else torch.int32)},
         "zeros of two shapes": {"t": torch.zeros((2, 3) if half else (3, 2))},
         "regular copies": {"t": cut(pairs, Shard(0))},
-        "irregular copies": {"t": cut(crossed, Shard(1))},
+        "irregular ranks": {"t": cut([three, three], Shard(1))},
         "two cuts": {"t": cut(pairs, Shard(0), Shard(1))},
-        "two irregular cuts": {"t": cut(crossed, Shard(0), Shard(1))},
+        "descending ranks": {"t": cut(crossed, Shard(0))},
+        "descending ranks of copies": {"t": cut(crossed, Replicate())},
         "torn on two ranks": {"u" if half else "t": torn},
     }
 
