@@ -102,11 +102,8 @@ def load_table(objects: Objects, content: Content) -> list[TableTensor]:
 
 def _span(axes: Sequence[Axis]) -> int:
     """Return the number of consecutive ranks that have all regions of a formula; 0 without a cut."""
-    return (
-        max(math.prod(axis.pieces for axis in axes), 1 + sum((axis.pieces - 1) * axis.distance for axis in axes))
-        if axes
-        else 0
-    )
+    last = sum((axis.pieces - 1) * axis.distance for axis in axes)
+    return max(math.prod(axis.pieces for axis in axes), 1 + last) if axes else 0
 
 
 # --- slices in columns

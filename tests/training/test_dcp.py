@@ -48,7 +48,10 @@ ODD_LAYOUTS = {
     "two cuts": "buffer.t is sharded differently on another rank",
     "descending ranks": "buffer.t is sharded over ranks in descending order",
     "descending ranks of copies": "exact",
+    "descending copies of shards": "exact",
     "torn on two ranks": "ranks hold copies of buffer.t that differ: no checkpoint could be exact",
+    "errors of two ranks": "object 1 is damaged / object 3 is damaged / "
+    "rank 1 could not read its part: object 1 is damaged",
 }
 
 

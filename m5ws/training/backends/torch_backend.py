@@ -312,8 +312,11 @@ class StagedState:
     def save(self, objects: Objects, group: Group, apart: Collection[str]) -> Saved:
         from m5ws.training.backends import shard_writer
 
-        if torn := self._torn(apart, group):
-            raise CopiesDiffer(f"ranks hold copies of {', '.join(torn[:5])} that differ: no checkpoint could be exact")
+        torn = {name for name in apart if isinstance(self.state.get(name), DTensor)}
+        # A rank without these tensors must fail too: it would wait for the other ranks in the next collective.
+        if apart and (torn := collectives.broadcast(collectives.reduce(torn, set.union, group), group)):
+            names = ", ".join(sorted(torn)[:5])
+            raise CopiesDiffer(f"ranks hold copies of {names} that differ: no checkpoint could be exact")
         common, rank = self.plain(objects, group)
         number = collectives.rank(group)
         named, own = self.named(apart, number)
@@ -321,14 +324,6 @@ class StagedState:
         # No collective follows: an error of this rank alone is reported by the caller.
         share, whole = shard_writer.write(named, own, table, number, collectives.world(group), objects)
         return Saved(share=share, whole=whole, table=table, apart=tuple(sorted(apart)), common=common, rank=rank)
-
-    def _torn(self, apart: Collection[str], group: Group) -> list[str]:
-        """Return the names in `apart` that are sharded, on all ranks: also a rank without the tensor must fail."""
-        if not apart:
-            return []
-        own = {name for name in apart if isinstance(self.state.get(name), DTensor)}
-        torn = collectives.reduce(own, set.union, group)
-        return sorted(collectives.broadcast(torn, group))
 
     def named(self, apart: Collection[str], rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the tensors by the names they are stored under, and replicas that differ by names of this rank."""

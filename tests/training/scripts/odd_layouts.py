@@ -4,6 +4,7 @@ Called as: odd_layouts.py STORE. Prints a line for each case: exact, or the erro
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ def cases(rank: int) -> dict[str, State]:
     """Return the states of a rank; every rank makes all meshes, in the same order."""
     pairs = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])]
     crossed = [DeviceMesh("cpu", ranks) for ranks in ([1, 0], [3, 2])]
-    three = DeviceMesh("cpu", [0, 1, 3])
+    three, swapped = DeviceMesh("cpu", [0, 1, 3]), DeviceMesh("cpu", [[2, 3], [0, 1]])
     half, whole = rank // 2, torch.arange(12.0).view(4, 3)
 
     def cut(meshes: list[DeviceMesh], *kinds_: Shard | Replicate) -> DTensor:
@@ -49,6 +50,9 @@ def cases(rank: int) -> dict[str, State]:
         "two cuts": {"t": cut(pairs, Shard(0), Shard(1))},
         "descending ranks": {"t": cut(crossed, Shard(0))},
         "descending ranks of copies": {"t": cut(crossed, Replicate())},
+        "descending copies of shards": {
+            "t": distribute_tensor(whole.clone(), swapped, [Replicate(), Shard(0)], src_data_rank=None)
+        },
         "torn on two ranks": {"u" if half else "t": torn},
     }
 
@@ -80,9 +84,10 @@ def main(store: str) -> None:
     dist.init_process_group("gloo")
     group = dist.new_group(backend="gloo")
     objects = Repository.open(open_store(store)).objects
-    for name, state in cases(dist.get_rank()).items():
+    actions = {name: partial(attempt, state, objects, group) for name, state in cases(dist.get_rank()).items()}
+    for name, action in (actions | {"errors of two ranks": partial(fail, group)}).items():
         try:
-            outcome = attempt(state, objects, group)
+            outcome = action()
         except M5Error as error:
             outcome = str(error)
         # Each rank has the same outcome, and no rank waits for another.
@@ -90,6 +95,12 @@ def main(store: str) -> None:
         if dist.get_rank() == 0:
             print(f"{name}: {' / '.join(sorted(outcomes))}")
     dist.destroy_process_group()
+
+
+def fail(group: dist.ProcessGroup) -> str:
+    rank = dist.get_rank()
+    collectives.raise_on_all(M5Error(f"object {rank} is damaged") if rank % 2 else None, "read its part", group)
+    return "no error"
 
 
 if __name__ == "__main__":
