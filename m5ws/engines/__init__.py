@@ -2,6 +2,6 @@
 
 - `interface`: the port. An engine renders a job, submits it, and reports its state.
 - `slurm`, `hosts`, `batch`, `kubernetes`: the engines. `task_files`: engines whose users submit a file.
-- `commands`, `shell`, `documents`: programs that an engine runs here or on a login node, shell around agents, YAML.
+- `commands`, `starts`, `documents`: programs that an engine runs here or on a login node, starts of agents, YAML.
 - `submission`: a job from its run to its submission.
 """

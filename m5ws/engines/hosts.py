@@ -1,11 +1,13 @@
 """A list of hosts without a scheduler, which are reached by ssh. All agents are started at once.
 
-On each host, a shell starts the agent, and starts it again if its status asks for that. The shell has its own session,
-so that it lives on when the connection ends. Its folder `~/.m5ws/jobs/NAME/NODE` has the script, the output, the
-process id, and the exit status at the end.
+On each host, a process (starts.py) starts the agent, and starts it again if its status asks for that. It has its
+own session, so that it lives on when the connection ends. Its folder `~/.m5ws/jobs/NAME/NODE` has the script, the
+output, the process id, and the exit status at the end, which a shell writes that nobody sends a signal to.
 """
 
 import shlex
+import signal
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,7 +16,7 @@ import blake3
 import msgspec
 
 from m5ws.config.settings import HostsCluster
-from m5ws.engines import commands, shell
+from m5ws.engines import commands, starts
 from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, NodeOutput, Standing
 
 _HINT = "`ssh HOST true` must work without a question, and m5ws must be installed on each host of [clusters]."
@@ -22,13 +24,13 @@ _PORTS = 20_000
 _RUN_S = 900.0
 _SCRIPT = """\
 #!/bin/bash
-folder=$PWD
 export M5WS_NODE=$1 M5WS_NODES={nodes} M5WS_JOB={name} M5WS_MASTER={master}:{port}
-{setup}{loop}echo ${{status:-143}} > "$folder/status"
+{setup}exec {agent}
 """
 _START = """\
 mkdir -p {folder} && cd {folder} && cat > job || exit
-(setsid bash job {node} > output 2>&1 < /dev/null & echo $! > pid)
+(setsid bash -c 'bash job {node} & echo $! > pid; wait $!; echo $? > status' > output 2>&1 < /dev/null &)
+until [ -s pid ]; do sleep 0.05; done
 """
 _STATE = """\
 cd {folder} 2> /dev/null || exit 0
@@ -48,6 +50,8 @@ class Hosts(msgspec.Struct, frozen=True):
     def render(self, request: JobRequest) -> str:
         """As `Engine.render`. Raises EngineUnavailable for more nodes than hosts."""
         hosts = self._hosts(request.nodes)
+        own = self.settings
+        agent = starts.command(own.python or sys.executable, request.agent, signal.SIGTERM, own.restarts)
         digest = int(blake3.blake3(request.name.encode()).hexdigest()[:8], 16)
         return _SCRIPT.format(
             nodes=request.nodes,
@@ -55,7 +59,7 @@ class Hosts(msgspec.Struct, frozen=True):
             master=self.settings.master or hosts[0].rpartition("@")[2],
             port=_PORTS + digest % 6_000 * 2,
             setup="".join(f"{line}\n" for line in self.settings.setup),
-            loop=shell.loop(shlex.join(request.agent), self.settings.restarts),
+            agent=shlex.join(agent),
         )
 
     def check(self, request: JobRequest, script: str) -> None:

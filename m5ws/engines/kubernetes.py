@@ -8,6 +8,7 @@ pods again, up to `restarts` times. After another failure of a pod, nothing is s
 """
 
 import shlex
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -17,7 +18,7 @@ import msgspec
 
 from m5ws import secret_gate
 from m5ws.config.settings import KubernetesCluster
-from m5ws.engines import documents, shell
+from m5ws.engines import documents, starts
 from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, NodeOutput
 
 _HINT = "`m5ws doctor` shows the engines that answer. `kubectl get jobsets` must work without a question."
@@ -82,7 +83,9 @@ class Kubernetes(msgspec.Struct, frozen=True):
     def _pod(self, request: JobRequest) -> dict[str, Any]:
         own = self.settings
         volumes = dict(self._volumes())
-        script = "\n".join((*own.setup, shell.once(shlex.join(request.agent))))
+        # Kubernetes ends pods by SIGTERM. The agent gets the warning of a scheduler: it saves, and asks for a start.
+        agent = starts.command(own.python, request.agent, signal.SIGUSR2)
+        script = "\n".join((*own.setup, f"exec {shlex.join(agent)}"))
         container = {
             "name": "agent",
             "image": own.image,

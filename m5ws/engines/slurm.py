@@ -13,7 +13,7 @@ import shlex
 import msgspec
 
 from m5ws.config.settings import SlurmCluster
-from m5ws.engines import commands, shell
+from m5ws.engines import commands
 from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, NodeOutput, Standing
 
 _HINT = "`m5ws doctor` shows the engines that answer. `login` in [clusters] names a host with Slurm's commands."
@@ -31,7 +31,8 @@ _SCRIPT = """\
 export M5WS_MASTER="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):\
 $(({ports} + (SLURM_JOB_ID * 32 + ${{SLURM_RESTART_COUNT:-0}} * 2) % 12000))"
 cpus=${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}
-{setup}{plain}srun --kill-on-bad-exit=0 --wait={wait} --cpu-bind=none $cpus {agent}
+{setup}set +euo pipefail; unset IFS
+srun --kill-on-bad-exit=0 --wait={wait} --cpu-bind=none $cpus {agent}
 status=$?
 job() {{ scontrol show job --oneliner "$SLURM_JOB_ID"; }}
 again=no
@@ -68,7 +69,6 @@ class Slurm(msgspec.Struct, frozen=True):
         body = _SCRIPT.format(
             ports=_PORTS,
             setup="".join(f"{line}\n" for line in own.setup),
-            plain=shell.PLAIN,
             agent=shlex.join(request.agent),
             restarts=own.restarts,
             wait=_WAIT_S,

@@ -1,10 +1,11 @@
 """SkyPilot and dstack, by a task file that its user submits: m5ws writes the file, and asks neither program anything.
 
-Never run with either program. On each machine, the shell starts the agent again, as on a list of hosts. After the loss
+Never run with either program. On each machine, a process starts the agent again, as on a list of hosts. After the loss
 of a machine, the program itself starts the task again, if keys in `task` request this.
 """
 
 import shlex
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 
 from m5ws import secret_gate
 from m5ws.config.settings import DstackCluster, SkyPilotCluster
-from m5ws.engines import documents, shell
+from m5ws.engines import documents, starts
 from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, NodeOutput
 from m5ws.errors import UsageError
 
@@ -31,8 +32,8 @@ class TaskFile(msgspec.Struct, frozen=True):
         own = self.settings
         secret_gate.refuse(own, "the cluster")
         secret_gate.refuse({"agent": request.agent}, "the job")
-        agents = shell.loop(shlex.join(request.agent), own.restarts)
-        keys = self._keys(request, "\n".join((*own.setup, f"{agents}exit ${{status:-143}}\n")))
+        agent = starts.command(own.python, request.agent, signal.SIGTERM, own.restarts)
+        keys = self._keys(request, "\n".join((*own.setup, f"exec {shlex.join(agent)}\n")))
         if double := ", ".join(sorted(own.task.keys() & keys.keys())):
             raise UsageError(f"task in [clusters] has {double}, which m5ws writes", hint="Remove the key from task.")
         return documents.write(keys | own.task)

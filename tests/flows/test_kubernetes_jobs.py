@@ -1,5 +1,7 @@
 """Jobs of Kubernetes on a server of the tests, with a network namespace for each pod. None ran on a cluster."""
 
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.support.waiting import wait_for
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 pytestmark = pytest.mark.services
+_ENDS, _LONGEST_S = 25, 20.0
 
 
 def test_two_pods_of_two_ranks_have_the_bits_of_one_machine_and_are_reproduced_there(
@@ -60,6 +63,32 @@ def test_a_killed_and_an_evicted_pod_continue_from_a_checkpoint(
         "restarts": 2, "terminalState": "Completed",
         "conditions": api_server.jobsets[name]["status"]["conditions"],
     }  # fmt: skip
+    assert fsck.check(workspace.repo).damage == ()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2))
+def test_pods_that_end_at_any_moment_start_again(
+    tmp_path: Path, api_server: Server, pods: Controller, on_kubernetes: Callable[[Workspace], Workspace], seed: int
+) -> None:
+    draw = random.Random(seed)
+    workspace = on_kubernetes(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
+    workspace.edit("m5ws.toml", "restarts = 2", "restarts = 100")
+    workspace.edit("m5ws.toml", "checkpoint_every = 4", "checkpoint_every = 1")
+    workspace.edit("config.yaml", "pause_s: 0.0", "pause_s: 0.3")
+    workspace.edit("config.yaml", "steps: 10", "steps: 40")
+    submitted = workspace.json("run", "--on", "k8s", "--nodes", "2")
+    run, name = submitted["run"]["id"], submitted["job"]["name"]
+    ends = 0
+    while ends < _ENDS and "terminalState" not in api_server.jobsets[name].get("status", {}):
+        time.sleep(draw.uniform(0, _LONGEST_S))
+        if (name, 0) in pods.processes:
+            end = draw.choice((pods.kill, pods.evict))
+            end(name, draw.randrange(2))
+            ends += 1
+    assert workspace.json("wait", run)["standing"] == "finished", "\n".join(map(str, pods.ends))
+    alone = workspace.json("run", "--nproc", "2")["run"]["id"]
+    assert workspace.states(run) == workspace.states(alone)
     assert fsck.check(workspace.repo).damage == ()
 
 

@@ -75,13 +75,17 @@ def in_namespaces(count: int) -> Iterator[Nodes]:
 
 
 class Controller:
-    """Runs all JobSets of a server. `folder` gets the output of each pod. `hold` keeps pods pending, with a reason."""
+    """Runs all JobSets of a server. `folder` gets the output of each pod. `hold` keeps pods pending, with a reason.
+
+    `ends` lists the failed starts: the pod that failed first, the statuses of all pods, and the reason of the Job.
+    """
 
     def __init__(self, server: Server, nodes: Nodes, folder: Path) -> None:
         self.server, self.nodes, self.folder = server, nodes, folder
         self.hold: str | None = None
         self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self.disrupted: set[tuple[str, int]] = set()
+        self.ends: list[tuple[int, list[int], str]] = []
         self.is_closed = False
 
     def evict(self, name: str, node: int) -> None:
@@ -152,7 +156,9 @@ class Controller:
             return None
         if failed is None:
             return ""
-        return self._failure(spec, (name, failed), pods[failed].returncode)
+        reason = self._failure(spec, (name, failed), pods[failed].returncode)
+        self.ends.append((failed, [pod.returncode for pod in pods], reason))
+        return reason
 
     def _failure(self, spec: dict[str, Any], pod: tuple[str, int], status: int) -> str:
         """Return the reason of a failed Job, by the first rule that matches its failed pod."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def find(run: str) -> dict[tuple[str, int], list[int]]:
-    """Return the processes of a run by (kind, node); kinds are agent, launcher and rank."""
+    """Return the processes of a run by (kind, node); kinds are starts, agent, launcher and rank."""
     found: dict[tuple[str, int], list[int]] = {}
     for pid, words, variables in _all():
         context = variables.get("M5WS_CONTEXT", "")
@@ -38,6 +38,8 @@ def _all() -> Iterator[tuple[int, list[str], dict[str, str]]]:
 def _kind(words: list[str]) -> str:
     if not Path(words[0]).name.startswith("python") or any(word.endswith("reaper.py") for word in words):
         return "other"
+    if "m5ws.engines.starts" in words:
+        return "starts"
     if "agent" in words:
         return "agent"
     if "torch.distributed.run" in words:
