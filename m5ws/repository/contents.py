@@ -42,7 +42,6 @@ PART_BYTES = 2**20
 NAME_CHARACTERS = 1024
 """Limit of a tensor's name: names of a table share their beginnings, so few bytes could need much memory."""
 
-
 Slices = list[Slice]
 
 
