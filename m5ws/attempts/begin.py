@@ -81,6 +81,7 @@ def publish(ports: Ports, plan: AttemptPlan, observed: Observed, spool: SpoolWri
         host=socket.gethostname(),
         nodes=plan.place.nodes,
         job=plan.place.job,
+        job_name=ports.job.name if ports.job is not None else None,
         inherits=plan.inherits,
         resume=plan.resume,
     )

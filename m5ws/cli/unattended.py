@@ -79,7 +79,7 @@ def _look(workspace: "Workspace", repo: "Repository", run: str, limit_s: float) 
     attempt = found.newest.attempt if found.newest is not None else 0
     is_running = found.standing == "running"
     silent_s = repo.store.now() - ledger.newest_s(repo, run, attempt) if is_running else None
-    is_waiting = found.standing not in _WELL and not liveness.has_ended(workspace.settings, repo, found)
+    is_waiting = found.standing not in _WELL and not liveness.look(workspace.settings, repo, found)[0]
     return Sign(
         run=run,
         standing=found.standing,

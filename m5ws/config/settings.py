@@ -257,18 +257,18 @@ class HostsCluster(_Cluster, frozen=True, kw_only=True, tag="hosts"):
 
 
 class BatchQueue(_Section, frozen=True, kw_only=True):
-    """A queue of AWS Batch in another region, or with other instances."""
+    """A queue of AWS Batch in another region, or with other instances. `instance_type` None: the queue chooses."""
 
     queue: str
-    region: str | None = None
+    region: Annotated[str, msgspec.Meta(min_length=1)]
     instance_type: str | None = None
 
 
 class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     """A queue of AWS Batch. `image`, by digest, has m5ws and the packages of the training; `python` is in the image.
 
-    `region`: None stands for the region of boto3's configuration here. `cpus_per_node`, `memory_mib`, `gpus_per_node`:
-    the part of an instance that a container reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the
+    `region`: of the queue. `cpus_per_node`, `memory_mib`, `gpus_per_node`: the part of an instance that a container
+    reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the
     size of /dev/shm. `job_role`: the ARN of the containers' role. `timeout_s`: the time limit of an attempt, before
     which the run saves a last checkpoint, by `warn_s`. `mounts`: more folders of an instance, which are no shared
     folders. `tags`: tags of job definitions and jobs. `elsewhere`: the next queues, in order, for a job that got no
@@ -277,6 +277,7 @@ class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
 
     python: str = "python3"
     restarts: Annotated[int, msgspec.Meta(ge=0, le=9)] = 8
+    region: Annotated[str, msgspec.Meta(min_length=1)]
     queue: str
     image: Annotated[str, msgspec.Meta(pattern="@sha256:[0-9a-f]{64}$")]
     cpus_per_node: _AtLeast1
@@ -288,7 +289,7 @@ class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     job_role: str | None = None
     timeout_s: Annotated[int, msgspec.Meta(ge=60)] | None = None
     warn_s: _AtLeast1 = WARN_S
-    mounts: tuple[str, ...] = ()
+    mounts: tuple[Annotated[str, msgspec.Meta(pattern="^/")], ...] = ()
     tags: dict[str, str] = {}
     elsewhere: tuple[BatchQueue, ...] = ()
     patience_s: _AtLeast1 = 1800

@@ -16,6 +16,7 @@ import msgspec
 from m5ws import secret_gate
 from m5ws.config.settings import BatchCluster
 from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, NodeOutput, Standing
+from m5ws.errors import UsageError
 
 _HINT = "`m5ws doctor` shows the engines that answer. `region` and `queue` in [clusters] name a queue of AWS Batch."
 _STANDINGS: dict[str, Standing] = {
@@ -23,6 +24,9 @@ _STANDINGS: dict[str, Standing] = {
     **dict.fromkeys(("STARTING", "RUNNING"), "running"),
     **dict.fromkeys(("SUCCEEDED", "FAILED"), "ended"),
 }
+_ALIVE: tuple[Standing, ...] = ("running", "queued", "ended")
+_OVERRIDE_CHARACTERS = 8192
+"""The limit of ECS for all that a job changes in a container, also of the variables that Batch adds."""
 _AGAIN = (
     {"onStatusReason": "Host EC2*", "action": "RETRY"},
     {"onExitCode": "75", "action": "RETRY"},
@@ -39,7 +43,7 @@ class Batch(msgspec.Struct, frozen=True):
     settings: BatchCluster
 
     def render(self, request: JobRequest) -> str:
-        """As `Engine.render`: JSON with the two requests to Batch. Raises SecretText."""
+        """As `Engine.render`: JSON with the two requests to Batch. Raises SecretText, UsageError."""
         own = self.settings
         # Users who may look at the queue can read both requests.
         secret_gate.refuse(own, "the cluster")
@@ -47,6 +51,11 @@ class Batch(msgspec.Struct, frozen=True):
         definition = self._definition()
         digest = blake3.blake3(msgspec.json.encode(definition, order="deterministic")).hexdigest()
         command = {"targetNodes": "0:", "containerOverrides": {"command": self._command(request.agent)}}
+        if len(msgspec.json.encode(command["containerOverrides"])) > _OVERRIDE_CHARACTERS:
+            raise UsageError(
+                f"the command of a node is longer than {_OVERRIDE_CHARACTERS:,} characters, the limit of AWS Batch",
+                hint="Move lines of `setup` in [clusters] into a script of the image.",
+            )
         job = {
             "jobName": request.name,
             "jobQueue": own.queue,
@@ -64,7 +73,7 @@ class Batch(msgspec.Struct, frozen=True):
         requirements = {"VCPU": own.cpus_per_node, "MEMORY": own.memory_mib, "GPU": own.gpus_per_node}
         places = [f"/dev/infiniband/uverbs{number}" for number in range(own.efa)]
         permissions = ["READ", "WRITE", "MKNOD"]
-        folders = {f"folder-{number}": path for number, path in enumerate((*own.shared, *own.mounts))}
+        folders = {f"folder-{number}": path for number, path in enumerate(dict.fromkeys((*own.shared, *own.mounts)))}
         linux: dict[str, Any] = {
             "initProcessEnabled": True,
             "devices": [{"hostPath": path, "containerPath": path, "permissions": permissions} for path in places],
@@ -120,6 +129,9 @@ class Batch(msgspec.Struct, frozen=True):
 
     def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:
         assert after is None  # A dependency that fails would end the job.
+        # The job of an earlier submission whose answer was lost, or whose submitter was killed.
+        if found := self._find(request.name):
+            return str(found[0]["jobId"])
         requests = msgspec.json.decode(script)
         definition, job = requests["definition"], requests["job"]
         name, image = definition["jobDefinitionName"], self.settings.image
@@ -131,13 +143,19 @@ class Batch(msgspec.Struct, frozen=True):
                 f"the job definition {name} has another image than {image}",
                 hint="Somebody changed it: deregister all its revisions, and submit again.",
             )
-        return str(self._call("submit_job", **job)["jobId"])
+        try:
+            # Batch makes another job of each request: a retry after a lost answer would make two.
+            return str(self._call("submit_job", attempts=1, **job)["jobId"])
+        except EngineUnavailable:
+            if found := self._find(request.name):
+                return str(found[0]["jobId"])
+            raise
 
     def state(self, name: str) -> JobState:
         found = self._find(name)
-        if found is None:
+        if not found:
             return JobState(standing="unknown")
-        (job,) = self._call("describe_jobs", jobs=[found])["jobs"]
+        job = min(found, key=lambda each: _ALIVE.index(_STANDINGS[each["status"]]))
         status = job["status"]
         reasons = [job.get("statusReason"), self._place(job["jobArn"]) if status == "RUNNABLE" else None]
         return JobState(standing=_STANDINGS[status], text=status, reason="; ".join(filter(None, reasons)))
@@ -149,14 +167,18 @@ class Batch(msgspec.Struct, frozen=True):
         )
 
     def cancel(self, name: str) -> None:
-        if (found := self._find(name)) is not None:
-            self._call("terminate_job", jobId=found, reason="cancelled by m5ws")
+        for job in self._find(name):
+            if _STANDINGS[job["status"]] != "ended":
+                self._call("terminate_job", jobId=job["jobId"], reason="cancelled by m5ws")
 
-    def _find(self, name: str) -> str | None:
-        """Return the id of a job, None if Batch has forgotten the job, as it does some days after the end."""
+    def _find(self, name: str) -> list[dict[str, Any]]:
+        """Return the jobs of a name, newest first: several if an answer to a submission was lost.
+
+        Batch lists a job some seconds after its submission, and forgets it some days after its end.
+        """
         filters = [{"name": "JOB_NAME", "values": [name]}]
         pages = self._call("list_jobs", paginated=True, jobQueue=self.settings.queue, filters=filters)
-        return next((str(job["jobId"]) for job in pages["jobSummaryList"]), None)
+        return list(pages["jobSummaryList"])
 
     def _place(self, arn: str) -> str | None:
         """Return the place of a job in its queue, None behind the first 100 jobs, or if Batch does not answer this."""
@@ -166,7 +188,7 @@ class Batch(msgspec.Struct, frozen=True):
             return f"place {arns.index(arn) + 1} in the queue" if arn in arns else None
         return None
 
-    def _call(self, operation: str, *, paginated: bool = False, **arguments: Any) -> Any:
+    def _call(self, operation: str, *, paginated: bool = False, attempts: int = 5, **arguments: Any) -> Any:
         """Return the answer to a request. Raises EngineUnavailable."""
         try:
             import boto3
@@ -175,7 +197,8 @@ class Batch(msgspec.Struct, frozen=True):
         except ImportError as error:
             raise EngineUnavailable("AWS Batch needs boto3", hint="Install it: `pip install 'm5ws[s3]'`.") from error
         try:
-            config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "max_attempts": 4})
+            retries: Any = {"mode": "standard", "total_max_attempts": attempts}
+            config = Config(connect_timeout=10, read_timeout=60, retries=retries)
             client = boto3.client("batch", region_name=self.settings.region, config=config)
             if paginated:
                 return client.get_paginator(operation).paginate(**arguments).build_full_result()

@@ -1,7 +1,7 @@
 """A job for a run: checked, published and submitted."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from m5ws.config.settings import (
 )
 from m5ws.engines.batch import Batch
 from m5ws.engines.hosts import Hosts
-from m5ws.engines.interface import Engine, EngineUnavailable, JobRequest
+from m5ws.engines.interface import Engine, JobRequest
 from m5ws.engines.kubernetes import Kubernetes
 from m5ws.engines.slurm import Slurm
 from m5ws.engines.task_files import TaskFile
@@ -73,25 +73,6 @@ def engine_of_job(settings: Settings, job: Job) -> Engine:
     if isinstance(own, HostsCluster):
         own = msgspec.structs.replace(own, hosts=own.hosts[: job.nodes])
     return engine_of(own)
-
-
-class Alive(msgspec.Struct, frozen=True):
-    """The newest job that waits or runs, or None. `is_known`: the engine of the newest job answered."""
-
-    job: Job | None = None
-    is_known: bool = True
-
-
-def alive(settings: Settings, submitted: Sequence[Job]) -> Alive:
-    """Ask the engines for the newest of these jobs that waits or runs."""
-    is_known = True
-    for job in reversed(submitted):
-        try:
-            if engine_of_job(settings, job).state(job.name).standing in ("queued", "running"):
-                return Alive(job)
-        except (EngineUnavailable, UnknownSchema):
-            is_known = is_known and job is not submitted[-1]
-    return Alive(None, is_known)
 
 
 def plan(

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from m5ws.attempts import planning
-from m5ws.config.settings import BatchCluster, HostsCluster, Settings
+from m5ws.config.settings import BatchCluster, BatchQueue, HostsCluster, Settings
 from m5ws.engines import submission
 from m5ws.engines.interface import NodeOutput
 from m5ws.engines.submission import Submission
@@ -21,6 +21,7 @@ from m5ws.records.job import Cancel, Job
 from m5ws.records.run import Run
 from m5ws.repository.references import jobs, notes, runs
 from m5ws.repository.repository import Repository
+from m5ws.runs import liveness
 from m5ws.secret_scan import masked
 from m5ws.store import open_store
 from m5ws.workspace import Workspace
@@ -75,9 +76,9 @@ class Cluster:
         return msgspec.structs.replace(planned, after=first)
 
     @property
-    def queues(self) -> int:
-        """The number of the next queues, to which a job moves while `m5ws wait` runs."""
-        return len(self._own.elsewhere) if isinstance(self._own, BatchCluster) else 0
+    def queues(self) -> tuple[BatchQueue, ...]:
+        """The next queues, to which a job moves while `m5ws wait` runs."""
+        return self._own.elsewhere if isinstance(self._own, BatchCluster) else ()
 
     def crossing(self, repo: Repository, run: Run) -> Crossing | None:
         """Return the bytes of a run that cross regions; None if neither its store nor its data is in S3."""
@@ -99,7 +100,9 @@ class Cluster:
         job = msgspec.structs.replace(planned.job, created_s=repo.store.now(), **self._workspace.creator())
         # The record first: a submission that is killed leaves no job that nobody finds.
         jobs.publish(repo, job)
-        identifier = self._engine.submit(planned.request, job.script, after)
+        # An answer may be lost, and not the job: then its agents read the request, and begin nothing.
+        with cancelling(self._workspace.store_url, job.run, job.name):
+            identifier = self._engine.submit(planned.request, job.script, after)
         return Submitted(job=msgspec.structs.replace(job, settings=""), id=identifier)
 
     def start_run(self, repo: Repository, run: Run, planned: Submission, why: str | None) -> Submitted:
@@ -113,7 +116,7 @@ class Cluster:
 
 def refuse_alive(workspace: Workspace, repo: Repository, run_id: str) -> None:
     """Raise UsageError if a job of a run waits or runs. An engine that does not answer here hinders nothing."""
-    job = submission.alive(workspace.settings, jobs.of_attempts(repo, run_id)).job
+    job = liveness.find_alive(workspace.settings, repo, jobs.of_attempts(repo, run_id))[0]
     if job is not None:
         raise UsageError(
             f"job {job.name} of run {run_id} waits or runs on {job.cluster}",
@@ -123,7 +126,7 @@ def refuse_alive(workspace: Workspace, repo: Repository, run_id: str) -> None:
 
 @contextmanager
 def cancelling(store_url: str, run: str, job: str) -> Iterator[None]:
-    """Cancel a job at an error in the block: an agent cannot begin, and the agents of other nodes would wait for it."""
+    """Cancel a job at an error in the block: no agent begins, or this agent cannot and the other agents would wait."""
     try:
         yield
     except Exception as error:

@@ -25,13 +25,15 @@ class AttemptStarted(Event, tag="attempt-started", frozen=True, kw_only=True):
     """First event of an attempt, by its leader on `host`. It fences all earlier attempts.
 
     `inherits` names every earlier checkpoint that counts; checkpoints that earlier attempts publish later do not.
-    `nodes` is the number of machines, and `job` the job of a scheduler that started them.
+    `nodes` is the number of machines, and `job` the job of a scheduler that started them. `job_name` is the name of the
+    `Job` in the store, if `m5ws run --on` submitted it.
     """
 
     attempt: Count
     host: str
     nodes: Count = 1
     job: str | None = None
+    job_name: str | None = None
     inherits: tuple[CheckpointName, ...] = ()
     resume: CheckpointName | None = None
 

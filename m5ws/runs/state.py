@@ -44,6 +44,7 @@ class AttemptState(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float | None = None
     last_s: float | None = None
     host: str | None = None
+    job_name: str | None = None
     observed: Digest | None = None
     resume: str | None = None
     world: int | None = None
@@ -154,6 +155,7 @@ def fold(state: AttemptState, origin: str, event: AnyEvent) -> AttemptState:
                 state,
                 started_s=event.time_s,
                 host=event.host,
+                job_name=event.job_name,
                 resume=event.resume,
                 last_step=max(step, state.last_step),
             )

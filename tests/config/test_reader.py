@@ -23,7 +23,7 @@ _RULE = "title = 't'\nadvice = 'a'\nowner = 'user'\nretry = true\n"
 
 
 _PODS = f"[clusters.a]\nengine = 'kubernetes'\ncpus_per_node = 1\nmemory_mib = 64\nimage = 'a@sha256:{'a' * 64}'\n"
-_QUEUE = "[clusters.a]\nengine = 'batch'\nqueue = 'q'\ncpus_per_node = 1\nmemory_mib = 64\n"
+_QUEUE = "[clusters.a]\nengine = 'batch'\nregion = 'r'\nqueue = 'q'\ncpus_per_node = 1\nmemory_mib = 64\n"
 
 
 def _problem(tmp_path: Path, text: str) -> str:
@@ -62,12 +62,14 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         (f"[causes.unknown]\n{_RULE}patterns = ['a']\n", ("m5ws.toml:1: ", "'unknown' is no name of a class")),
         (f'[causes."a\\n"]\n{_RULE}patterns = ["a"]\n', ("m5ws.toml:1: ", "is no name of a class")),
         (f"[causes.x]\n{_RULE}patterns = ['b*']\n", ("m5ws.toml:6: ", "'b*' matches an empty line")),
-        (f"{_QUEUE}image = 'a:latest'\n", ("m5ws.toml:6: ", "'clusters.a.image'", "sha256")),
+        (f"{_QUEUE}image = 'a:latest'\n", ("m5ws.toml:7: ", "'clusters.a.image'", "sha256")),
         (f"{_QUEUE}restarts = 10\n", ("m5ws.toml:1: ", "'clusters.a'", "needs image")),
-        (f"{_QUEUE}restarts = 10\n", ("m5ws.toml:6: ", "'clusters.a.restarts'", "9")),
-        (f"{_QUEUE}timeout_s = 59\n", ("m5ws.toml:6: ", "'clusters.a.timeout_s'", "60")),
-        (f"{_QUEUE}timeout_s = 300\n", ("m5ws.toml:6: ", "'clusters.a'", "above warn_s, which is 300")),
-        (f"{_QUEUE}hosts = ['b']\n", ("m5ws.toml:6: ", "'clusters.a.hosts'")),
+        (f"{_QUEUE}restarts = 10\n", ("m5ws.toml:7: ", "'clusters.a.restarts'", "9")),
+        (f"{_QUEUE}timeout_s = 59\n", ("m5ws.toml:7: ", "'clusters.a.timeout_s'", "60")),
+        (f"{_QUEUE}timeout_s = 300\n", ("m5ws.toml:7: ", "'clusters.a'", "above warn_s, which is 300")),
+        (f"{_QUEUE}mounts = ['nvme']\n", ("m5ws.toml:7: ", "'clusters.a.mounts'", "^/")),
+        (_QUEUE.replace("region", "scratch"), ("m5ws.toml:1: ", "'clusters.a'", "needs region")),
+        (f"{_QUEUE}hosts = ['b']\n", ("m5ws.toml:7: ", "'clusters.a.hosts'")),
         (_PODS.replace("image", "#"), ("m5ws.toml:1: ", "'clusters.a'", "needs image")),
         (f"{_PODS}grace_s = 129\n", ("m5ws.toml:1: ", "'clusters'", "20 s longer than 'checkpoint.deadline_s'")),
         (f"{_PODS}[checkpoint]\ndeadline_s = 200\n", ("m5ws.toml:7: ", "'checkpoint.deadline_s'", "grace_s")),

@@ -4,15 +4,20 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from botocore.exceptions import ReadTimeoutError
+from botocore.httpsession import URLLib3Session
 
 from m5ws.config.settings import BatchCluster
 from m5ws.engines.batch import Batch
 from m5ws.engines.interface import EngineUnavailable, JobRequest
+from m5ws.errors import UsageError
 from m5ws.secret_gate import SecretText
 from tests.support.machine import batch_queue
 from tests.support.machine.batch_queue import IMAGE, QUEUE, Queue
@@ -20,7 +25,7 @@ from tests.support.paths import ROOT
 from tests.support.waiting import wait_for
 
 _RUN = "7c1d0a9b8e2f"
-_CLUSTER = BatchCluster(queue=QUEUE, image=IMAGE, cpus_per_node=2, memory_mib=4096, restarts=2)
+_CLUSTER = BatchCluster(region=batch_queue.HOME, queue=QUEUE, image=IMAGE, cpus_per_node=2, memory_mib=4096, restarts=2)
 
 
 def _request(nodes: int = 2, number: int = 1, agent: tuple[str, ...] = ("true",)) -> JobRequest:
@@ -102,7 +107,7 @@ def test_the_policy_of_submitters_allows_the_requests_of_the_engine_alone() -> N
     policy = json.loads((ROOT / "docs" / "reference" / "policies" / "batch-submitter.json").read_text())
     lists = [actions if isinstance(actions := each["Action"], list) else [actions] for each in policy["Statement"]]
     calls = set(re.findall(r'self\._call\("(\w+)"', inspect.getsource(Batch)))
-    assert len(calls) == 8
+    assert len(calls) == 7
     requests = {f"batch:{''.join(word.title() for word in name.split('_'))}" for name in calls}
     # Definitions and jobs have tags, and their containers have a role.
     assert {action for actions in lists for action in actions} == {*requests, "batch:TagResource", "iam:PassRole"}
@@ -194,6 +199,76 @@ def test_jobs_of_an_image_share_a_definition_and_another_image_under_its_name_is
         _submit(tmp_path, 42, "0\n0", cluster)
 
 
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_lost_answer_to_a_submission_leaves_one_job(
+    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch, is_listed: bool
+) -> None:
+    number, send = 50 + is_listed, URLLib3Session.send
+
+    def lose(session: URLLib3Session, request: Any) -> Any:
+        answer = send(session, request)
+        if request.url.endswith("submitjob"):
+            raise ReadTimeoutError(endpoint_url=request.url)
+        if request.url.endswith("listjobs") and not is_listed:
+            # Batch lists a job some time after its submission.
+            answer._content = b'{"jobSummaryList": []}'
+        return answer
+
+    queue.hold("")
+    engine, name = Batch(_CLUSTER), f"m5ws-{_RUN}-{number}"
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(URLLib3Session, "send", lose)
+            if is_listed:
+                _submit(tmp_path, number, "0\n0")
+            else:
+                with pytest.raises(EngineUnavailable, match="submit_job"):
+                    _submit(tmp_path, number, "0\n0")
+        assert len(_listed(queue, name)) == 1
+        # A second submission of the name, such as by `m5ws wait`, finds the job.
+        assert _submit(tmp_path, number, "0\n0") == _listed(queue, name)[0]["jobId"] and len(_listed(queue, name)) == 1
+        engine.cancel(name)
+        wait_for(lambda: engine.state(name).standing == "ended")
+    finally:
+        queue.release()
+
+
+def test_two_jobs_of_a_name_are_alive_until_both_have_ended(tmp_path: Path, queue: Queue) -> None:
+    engine, name = Batch(_CLUSTER), f"m5ws-{_RUN}-60"
+    queue.hold("")
+    try:
+        first = _submit(tmp_path, 60, "0\n0")
+        job = json.loads(engine.render(_request(number=60)))["job"]
+        second = queue.client().submit_job(**job)["jobId"]
+        assert {each["jobId"] for each in _listed(queue, name)} == {first, second}
+        for each in (second, first):
+            assert engine.state(name).standing == "queued"
+            queue.client().terminate_job(jobId=each, reason="by somebody")
+            wait_for(partial(_has_failed, queue, each))
+        assert engine.state(name).standing == "ended"
+        twins = [queue.client().submit_job(**job)["jobId"] for _ in range(2)]
+        engine.cancel(name)
+        wait_for(lambda: all(_has_failed(queue, each) for each in twins))
+    finally:
+        queue.release()
+
+
+def _has_failed(queue: Queue, job: str) -> bool:
+    return bool(queue.describe(job)["status"] == "FAILED")
+
+
+def _listed(queue: Queue, name: str) -> list[Any]:
+    filters = [{"name": "JOB_NAME", "values": [name]}]
+    return list(queue.client().list_jobs(jobQueue=QUEUE, filters=filters)["jobSummaryList"])
+
+
+def test_a_command_above_the_limit_of_the_containers_is_refused_before_a_submission() -> None:
+    for size, is_refused in ((8000, False), (8192, True)):
+        cluster = msgspec.structs.replace(_CLUSTER, setup=("x" * size,))
+        with pytest.raises(UsageError, match="8,192 characters") if is_refused else nullcontext():
+            Batch(cluster).render(_request())
+
+
 def test_a_queue_that_takes_no_jobs_is_named_before_a_submission(queue: Queue) -> None:
     absent = Batch(msgspec.structs.replace(_CLUSTER, queue="absent"))
     with pytest.raises(EngineUnavailable, match="no queue absent"):
@@ -211,7 +286,4 @@ def test_an_error_of_batch_or_of_the_connection_is_unavailable(queue: Queue, mon
         Batch(msgspec.structs.replace(_CLUSTER, queue="absent")).state("m5ws-unknown")
     monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", "http://127.0.0.1:9")
     with pytest.raises(EngineUnavailable, match="describe_job_queues"):
-        Batch(_CLUSTER).check(_request(), "")
-    monkeypatch.delenv("AWS_DEFAULT_REGION")
-    with pytest.raises(EngineUnavailable, match="region"):
         Batch(_CLUSTER).check(_request(), "")

@@ -93,6 +93,7 @@ def on_batch(tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> C
     lines = f"""
 [clusters.cloud]
 engine = "batch"
+region = "{batch_queue.HOME}"
 queue = "{batch_queue.QUEUE}"
 image = "{batch_queue.IMAGE}"
 cpus_per_node = 2

@@ -185,7 +185,7 @@ def test_bytes_that_cross_regions_are_printed_before_and_counted_as_a_line_measu
 ) -> None:
     workspace = on_batch(make_workspace(tmp_path / "w", "fsdp.py", nproc=1))
     workspace.edit("config.yaml", "hidden: 128", "hidden: 512")
-    workspace.edit("m5ws.toml", 'shared = ["', 'region = "us-east-1"\nshared = ["')
+    workspace.edit("m5ws.toml", f'region = "{batch_queue.HOME}"', f'region = "{batch_queue.AWAY}"')
     workspace.edit("m5ws.toml", "scratch-", "scratch-crossing-")
     (workspace.root / "data" / "noise").write_bytes(random.Random(5).randbytes(8 * 2**20))
     nodes = queue.addresses[batch_queue.AWAY]
@@ -228,7 +228,8 @@ def test_data_is_prefetched_into_the_cache_of_a_cluster_from_which_a_run_reads_i
             lines = "".join(json.dumps({"value": file + row, "text": "x" * 10_000}) + "\n" for row in range(40))
             size_bytes += len(lines)
             client.put_object(Bucket=bucket, Key=f"docs/part-{file}.jsonl", Body=lines.encode())
-        cluster = f'region = "{batch_queue.AWAY}"\ncache = "{tmp_path}/CACHE"\n'
+        workspace.edit("m5ws.toml", f'region = "{batch_queue.HOME}"', f'region = "{batch_queue.AWAY}"')
+        cluster = f'cache = "{tmp_path}/CACHE"\n'
         data = f'[[data.s3]]\npath = "data/docs"\nurl = "s3://{bucket}/docs"\nendpoint_url = "{server.endpoint}"\n'
         workspace.edit("m5ws.toml", 'shared = ["', cluster + 'shared = ["')
         with (workspace.root / "m5ws.toml").open("a") as settings:

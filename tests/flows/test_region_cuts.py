@@ -67,7 +67,7 @@ def make(
         queues = [f'{{ queue = "{QUEUE}", region = "{region}" }}' for region in (AWAY, HOME) * (2 * _CUTS_OF_A_RUN)]
         with (made.root / "m5ws.toml").open("a") as settings:
             settings.write(
-                f'region = "{HOME}"\npatience_s = {_PATIENCE_S}\nelsewhere = [{", ".join(queues)}]\n'
+                f"patience_s = {_PATIENCE_S}\nelsewhere = [{', '.join(queues)}]\n"
                 f'[store]\nurl = "s3://{home.bucket()}/team"\nendpoint_url = "{home.endpoint}"\n'
             )
         return made

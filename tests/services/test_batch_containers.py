@@ -52,6 +52,7 @@ def test_two_containers_have_the_bits_of_one_machine(tmp_path: Path, image: str,
             f"""
 [clusters.cloud]
 engine = "batch"
+region = "{batch_queue.HOME}"
 queue = "{batch_queue.QUEUE}"
 image = "{image}"
 cpus_per_node = 1

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from m5ws.cli import environment
 from m5ws.cli.lazy_group import typed_words
@@ -118,12 +119,15 @@ def submit(
         return output.print_json({"run": run, "job": submitted.job, "id": submitted.id, "crossing": crossing})
     output.echo(run.id)
     print_job(submitted)
-    for line in data.describe_crossing(crossing, given["on"] or "") if crossing is not None else ():
-        output.print_note(line)
+    if crossing is not None:
+        regions = (crossing.here, *(queue.region for queue in cluster.queues))
+        each = (msgspec.structs.replace(crossing, here=region) for region in regions)
+        for line in dict.fromkeys(line for one in each for line in data.describe_crossing(one, given["on"] or "")):
+            output.print_note(line)
     if cluster.queues:
         output.print_note(
-            f"the job moves to the next of {count(cluster.queues, 'queue')} while `m5ws wait {run.id}` runs somewhere, "
-            "and never without it"
+            f"the job moves to the next of {count(len(cluster.queues), 'queue')} while `m5ws wait {run.id}` runs "
+            "somewhere, and never without it"
         )
     next_steps = ("show", "shows its state"), ("wait", "waits for its end"), ("cancel", "ends it")
     return output.print_note("; ".join(f"`m5ws {verb} {run.id}` {text}" for verb, text in next_steps))

@@ -70,6 +70,11 @@ def cancel_of_job(repo: Repository, job: Job) -> Cancel | None:
     return next((each for each in cancels(repo, job.run) if job.name in each.jobs), None)
 
 
+def is_moving(repo: Repository, job: Job) -> bool:
+    """Return True if the newest job of a run moves elsewhere, where no job is published yet. Raises as `load`."""
+    return cancel_of_job(repo, job) is not None and not is_cancelled(repo, job)
+
+
 def is_cancelled(repo: Repository, job: Job) -> bool:
     """Return True if a request ends a job for good, and does not only move it elsewhere. Raises as `load`."""
     return any(each.next is None for each in cancels(repo, job.run) if job.name in each.jobs)
