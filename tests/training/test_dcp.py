@@ -17,9 +17,13 @@ from m5ws.repository import contents
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends import shard_reader
+from m5ws.training.backends.base import NoCopyStager
+from m5ws.training.backends.torch_backend import TorchBackend
+from m5ws.training.state.plain_state import StateError
 from tests.support.ranks import forks
 from tests.support.records import contents as forged
 from tests.support.records import tensor_states
+from tests.support.stores.memory_store import MemoryStore
 
 HERE = Path(__file__).parent
 
@@ -64,6 +68,25 @@ def test_layouts_that_differ_between_ranks_are_exact_or_refused_on_all_ranks(
     status, log = forks.run(fork_parents, script, str(store.root), directory=tmp_path, ranks=4)
     assert status == 0, log
     assert dict(line.split(": ", 1) for line in log.splitlines() if ": " in line) == ODD_LAYOUTS
+
+
+NAMES = st.text(st.sampled_from("a@[]/ \n\x00μ\U0001f600\ud800\udcff"), max_size=4) | st.just(
+    "n" * contents.NAME_CHARACTERS
+)
+
+
+@given(NAMES)
+def test_a_name_is_stored_as_it_is_or_refused(name: str) -> None:
+    model = torch.nn.Module()
+    model.register_buffer(f"b{name}", torch.ones(2))
+    saving = TorchBackend(model, None)
+    if "@" in name or "\ud800" in name or "\udcff" in name or len(name) == contents.NAME_CHARACTERS:
+        with pytest.raises(StateError, match="name"):
+            list(saving.tensors())
+        return
+    objects = Repository.create(MemoryStore()).objects
+    content = tensor_states.alone(saving.stage(NoCopyStager()).save(objects, None, ()), objects)
+    assert [tensor.name for tensor in contents.load_table(objects, content)] == [f"buffer.b{name}"]
 
 
 class Bomb:
