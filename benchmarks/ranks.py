@@ -85,7 +85,7 @@ def describe(kind: str, world: int, tensors: int, expert: int) -> placement.Desc
         name = f"layers.{number // 9}.{('experts.' + str(number)) if is_expert else 'block'}.w{number % 9}.weight"
         for leaf in _LEAVES:
             whole = leaf.endswith("step")
-            placed = Placed("float32", () if whole else shape, 4, not whole, None if whole else cut)
+            placed = Placed("float32", () if whole else shape, 4, None if whole else ("S(0)",), None if whole else cut)
             described[leaf.format(name)] = known.setdefault(placed, placed)
     return described
 
@@ -284,7 +284,7 @@ def data_objects(table: list[TableTensor], form: Format) -> int:
 def fingerprint_rules(kind: str, world: int, tensors: int) -> float:
     """Return the seconds of rank 0 for the fingerprints of all ranks, without the sums of elements."""
     held = [
-        (ranks, {name: each.cut if each.is_sharded else merging.WHOLE for name, each in described.items()})
+        (ranks, {name: merging.WHOLE if each.sharding is None else each.cut for name, each in described.items()})
         for ranks, described in all_classes(kind, world, tensors)
     ]
     own = {name: {"all": number} for number, name in enumerate(held[0][1])}

@@ -213,25 +213,26 @@ def _slices(repo: Repository, content: Content) -> Iterator[Slice]:
 def _tensors(repo: Repository, content: Content) -> Iterator[TensorRow]:
     """Yield the tensors in order of names. Shards of regular tensors are counted by their formula, per kind."""
     table = contents.load_table(repo.objects, content)
-    rows: dict[str, TensorRow] = {}
+    rows = {tensor.name: _empty_row(tensor) for tensor in table}
+    for rank, share in contents.shares(repo.objects, content):
+        for tensor, shard in contents.shards(share, rank, table, _is_irregular):
+            row = rows.get(tensor.name) or _empty_row(tensor)
+            size_bytes = row.size_bytes + sum(part.size_bytes for part in shard.parts)
+            rows[tensor.name] = msgspec.structs.replace(row, size_bytes=size_bytes, shards=row.shards + 1)
+    # After the shares were read: a formula has at most as many regions as there are ranks.
     counts: dict[tuple[object, ...], int] = {}
     for tensor in table:
-        row = TensorRow(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, size_bytes=0, shards=0)
-        if tensor.axes is not None and tensor.dtype in ITEM_BYTES:
+        if tensor.axes is not None and not _is_irregular(tensor):
             kind = tensor.shape, tensor.axes
             if kind not in counts:
                 counts[kind] = cuts.count(tensor.shape, tensor.axes)
             size_bytes = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
-            row = msgspec.structs.replace(row, size_bytes=size_bytes, shards=counts[kind])
-        rows[tensor.name] = row
-    for rank, share in contents.shares(repo.objects, content):
-        for tensor, shard in contents.shards(share, rank, table, _is_irregular):
-            row = rows.get(tensor.name) or TensorRow(
-                name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, size_bytes=0, shards=0
-            )
-            size_bytes = row.size_bytes + sum(part.size_bytes for part in shard.parts)
-            rows[tensor.name] = msgspec.structs.replace(row, size_bytes=size_bytes, shards=row.shards + 1)
+            rows[tensor.name] = msgspec.structs.replace(rows[tensor.name], size_bytes=size_bytes, shards=counts[kind])
     yield from (rows[name] for name in sorted(rows))
+
+
+def _empty_row(tensor: TableTensor) -> TensorRow:
+    return TensorRow(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, size_bytes=0, shards=0)
 
 
 def _is_irregular(tensor: TableTensor) -> bool:

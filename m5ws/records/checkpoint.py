@@ -12,7 +12,7 @@ from m5ws.records.tree import Slice
 
 Offsets = tuple[Count, ...]
 DIGEST_BYTES = 32
-_Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+_Pieces = Annotated[int, msgspec.Meta(ge=2, le=2**31)]
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +36,8 @@ class Axis(Record, array_like=True, frozen=True):
     """A cut of one dimension into `pieces`; neighbours are `distance` ranks apart. Torch's rule gives the sizes."""
 
     dimension: Annotated[int, msgspec.Meta(ge=0, le=64)]
-    pieces: _Positive
-    distance: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+    pieces: _Pieces
+    distance: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 
 class Kind(Record, array_like=True, frozen=True):

@@ -5,6 +5,7 @@ Invariant: a rank's share and its digest depend on the state alone, and the part
 """
 
 import itertools
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from m5ws.repository.objects import Objects
 PART_BYTES = 2**20
 """Shares are joined to parts of at most this size. A larger share is a part of its own."""
 
+NAME_CHARACTERS = 1024
+"""Limit of a tensor's name: names of a table share their beginnings, so few bytes could need much memory."""
 
 Slices = list[Slice]
 
@@ -81,15 +84,25 @@ def load_table(objects: Objects, content: Content) -> list[TableTensor]:
     for kind in table.kinds:
         if any(axis.dimension >= len(kind.shape) for axis in kind.axes or ()):
             raise CorruptObject(f"the table {content.tensors} cuts a dimension that a tensor lacks")
+    spans = [_span(kind.axes or ()) for kind in table.kinds]
     tensors: list[TableTensor] = []
-    name = ""
+    before = ""
     for row in table.rows:
-        if row.kind >= len(table.kinds) or row.shared > len(name):
+        name = before[: row.shared] + row.rest
+        is_known = row.kind < len(spans) and row.shared <= len(before) and len(name) <= NAME_CHARACTERS
+        # The share after the last rank's has whole tensors, which have no axes.
+        if not is_known or (tensors and name <= before) or row.first + spans[row.kind] > content.world:
             raise CorruptObject(f"the table {content.tensors} has an invalid row")
-        name = name[: row.shared] + row.rest
         kind = table.kinds[row.kind]
         tensors.append(TableTensor(name, kind.dtype, kind.shape, kind.axes, row.first))
+        before = name
     return tensors
+
+
+def _span(axes: Sequence[Axis]) -> int:
+    """Return the number of consecutive ranks that have all regions of a formula; 0 without a cut."""
+    last = sum((axis.pieces - 1) * axis.distance for axis in axes)
+    return max(math.prod(axis.pieces for axis in axes), 1 + last) if axes else 0
 
 
 # --- slices in columns
@@ -236,6 +249,10 @@ class Parts:
             raise CorruptObject(f"the checkpoint has no share of rank {rank}")
         return part.shares[rank - part.first]
 
+    def near(self, rank: int) -> Iterator[tuple[int, Share]]:
+        """Yield a rank and rank 0 with their shares, if the checkpoint has them. Raises NotFound, CorruptObject."""
+        yield from ((number, self.share(number)) for number in dict.fromkeys((rank, 0)) if number < self.world)
+
     def all(self) -> Iterator[tuple[int, Share]]:
         """Yield each rank with its share, in order of ranks; last, the number of ranks with whole tensors for all.
 
@@ -299,8 +316,7 @@ def find_blobs(parts: Parts, rank: int, names: Collection[str]) -> tuple[dict[st
     """
     found: dict[str, Slice] = {}
     held: dict[str, Tensor] = {}
-    near = ((number, parts.share(number)) for number in (rank, 0) if number < parts.world)
-    for source in (near, parts.all()):
+    for source in (parts.near(rank), parts.all()):
         for number, share in source:
             if new := {name: blob for name, blob in share.blobs.items() if name in names}:
                 found |= new

@@ -5,9 +5,15 @@ shorter or empty. That is the rule of torch's `Shard`. A rank is the first rank,
 axis's distance.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from m5ws.records.checkpoint import Axis, Box
+
+_MOST_CUT = 8
+"""Limit of the dimensions along which one tensor is cut; device meshes have fewer."""
 
 
 def region(shape: Sequence[int], axes: Sequence[Axis], first: int, rank: int) -> Box | None:
@@ -49,6 +55,25 @@ def overlap(a: Box, b: Box) -> Box | None:
     if any(end <= start for start, end in zip(starts, ends, strict=True)):
         return None
     return Box(starts, tuple(end - start for start, end in zip(starts, ends, strict=True)))
+
+
+def fill(region: Box, parts: Sequence[Box]) -> bool:
+    """Return True if parts inside a region cover each of its elements once.
+
+    The parts must have as many elements together as the region. Each corner of the region itself must be a corner of an
+    odd number of parts, each other corner of an even number: counted modulo two, the parts then cover the region. Only
+    the dimensions in which the region is cut count.
+    """
+    if sum(math.prod(part.sizes) for part in parts) != math.prod(region.sizes):
+        return False
+    cut = [d for d, whole in enumerate(region.sizes) if any(part.sizes[d] != whole for part in parts)]
+    if len(cut) > _MOST_CUT:
+        return False
+    corners: Counter[tuple[int, ...]] = Counter()
+    for part in parts:
+        corners.update(product(*((part.offsets[d], part.offsets[d] + part.sizes[d]) for d in cut)))
+    odd = {corner for corner, times in corners.items() if times % 2}
+    return odd == set(product(*((region.offsets[d], region.offsets[d] + region.sizes[d]) for d in cut)))
 
 
 def _places(axes: Sequence[Axis], distance: int) -> tuple[int, ...] | None:

@@ -16,8 +16,10 @@ import msgspec
 
 from m5ws.errors import CorruptObject, UnknownSchema
 from m5ws.records.base import Digest
+from m5ws.records.checkpoint import Box as Region
 from m5ws.records.checkpoint import Tensor
 from m5ws.records.tree import Slice
+from m5ws.repository import cuts
 from m5ws.repository.objects import Objects
 
 WINDOW_BYTES = 16 * 2**20
@@ -88,9 +90,9 @@ def layout(record: Tensor, name: str | None = None) -> Layout:
     whole = Layout(name=name or record.name, dtype=record.dtype, shape=record.shape, grid=record.shape, boxes=boxes)
     for box in boxes:
         _check(whole, box)
-    stored = sum(part.size_bytes for box in boxes for part in box.parts)
-    if stored != whole.size_bytes or sum(math.prod(box.sizes) for box in boxes) != whole.elements:
-        raise CorruptObject(f"tensor {record.name} has {stored} stored bytes, but its shape needs {whole.size_bytes}")
+    regions = [Region(shard.offsets, shard.sizes) for shard in record.shards if all(shard.sizes)]
+    if whole.size_bytes and not cuts.fill(Region((0,) * len(record.shape), record.shape), regions):
+        raise CorruptObject(f"the shards of tensor {record.name} do not fill the tensor")
     return whole
 
 

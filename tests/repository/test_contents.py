@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from m5ws.errors import CorruptObject
 from m5ws.records import codec
-from m5ws.records.checkpoint import Axis, Box, Content, OwnTensor, Part, Share
+from m5ws.records.checkpoint import Axis, Box, Content, Kind, OwnTensor, Part, Row, Share, Table
 from m5ws.records.store import Format
 from m5ws.records.tree import Slice
 from m5ws.repository import contents, cuts
@@ -71,8 +71,51 @@ def test_a_table_has_the_tensors_that_were_put_into_it(names: list[str], draw: r
         TableTensor(name, draw.choice(["float32", "int8"]), (draw.randrange(3),), draw.choice([(), None]), 2)
         for name in sorted(names)
     ]
-    content = Content(format="dcp/1", world=1, tensors=held.put_record(contents.make_table(tensors)))
+    content = Content(format="dcp/1", world=2, tensors=held.put_record(contents.make_table(tensors)))
     assert contents.load_table(held, content) == tensors
+
+
+FORMULAS = st.lists(st.builds(Axis, st.just(0), st.integers(2, 4), st.integers(1, 6)), max_size=3)
+
+
+@given(FORMULAS, st.integers(0, 9), st.integers(1, 30))
+def test_a_formula_with_regions_for_absent_ranks_is_refused(axes: list[Axis], first: int, world: int) -> None:
+    held = objects()
+    row = TableTensor("t", "int8", (7,), tuple(axes), first)
+    content = Content(format="dcp/1", world=world, tensors=held.put_record(contents.make_table([row])))
+    regions = [
+        first + sum(place * axis.distance for place, axis in zip(places, axes, strict=True))
+        for places in itertools.product(*(range(axis.pieces) for axis in axes))
+    ]
+    # Without a cut, rank 0 may have stored the tensor for all ranks, in the share after the last rank's.
+    ranks = world if axes else world + 1
+    if max(regions) < ranks and len(regions) <= ranks:
+        assert contents.load_table(held, content) == [row]
+    else:
+        with pytest.raises(CorruptObject, match="invalid row"):
+            contents.load_table(held, content)
+
+
+ONE = (Kind("int8", (4,)),)
+TABLES: dict[str, Table] = {
+    "a name twice": Table(kinds=ONE, rows=(Row(0, "a", 0), Row(1, "", 0))),
+    "names in another order": Table(kinds=ONE, rows=(Row(0, "b", 0), Row(0, "a", 0))),
+    "a beginning that no name has": Table(kinds=ONE, rows=(Row(0, "a", 0), Row(2, "b", 0))),
+    "a kind that is absent": Table(kinds=ONE, rows=(Row(0, "a", 1),)),
+    "a name of a megabyte": Table(kinds=ONE, rows=(Row(0, "n" * 2**20, 0),)),
+    "names that grow": Table(kinds=ONE, rows=tuple(Row(900 * at, "n" * 900, 0) for at in range(9))),
+    "a dimension that is absent": Table(kinds=(Kind("int8", (4,), (Axis(1, 2, 1),)),), rows=(Row(0, "a", 0),)),
+    "more regions than memory": Table(kinds=(Kind("int8", (2**31,), (Axis(0, 2**31, 1),)),), rows=(Row(0, "a", 0),)),
+    "an axis of one piece": Table(kinds=(Kind("int8", (4,), (Axis(0, 1, 1),) * 5000),), rows=(Row(0, "a", 0),)),
+    "an axis of one rank": Table(kinds=(Kind("int8", (4,), (Axis(0, 4, 0),)),), rows=(Row(0, "a", 0),)),
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES.keys())
+def test_a_table_that_contradicts_itself_is_refused(table: Table) -> None:
+    held = objects()
+    with pytest.raises(CorruptObject):
+        contents.load_table(held, Content(format="dcp/1", world=8, tensors=held.put_record(table)))
 
 
 @st.composite

@@ -17,9 +17,13 @@ from m5ws.repository import contents
 from m5ws.repository.repository import Repository
 from m5ws.store.local import LocalStore
 from m5ws.training.backends import shard_reader
+from m5ws.training.backends.base import NoCopyStager
+from m5ws.training.backends.torch_backend import TorchBackend
+from m5ws.training.state.plain_state import StateError
 from tests.support.ranks import forks
 from tests.support.records import contents as forged
 from tests.support.records import tensor_states
+from tests.support.stores.memory_store import MemoryStore
 
 HERE = Path(__file__).parent
 
@@ -37,6 +41,52 @@ def test_a_save_from_any_layout_loads_exactly_into_any_layout(fork_parents: fork
     assert [line for line in log.splitlines() if line.endswith("is exact")] == [
         f"{a} to {b} is exact" for a in LAYOUTS for b in LAYOUTS
     ]
+
+
+ODD_LAYOUTS = {
+    "no elements": "exact",
+    "zeros of two types": "exact",
+    "zeros of two shapes": "exact",
+    "regular copies": "exact",
+    "irregular ranks": "exact",
+    "two cuts": "buffer.t is sharded differently on another rank",
+    "descending ranks": "buffer.t is sharded over ranks in descending order",
+    "descending ranks of copies": "exact",
+    "descending copies of shards": "exact",
+    "torn on two ranks": "ranks hold copies of buffer.t that differ: no checkpoint could be exact",
+    "errors of two ranks": "object 1 is damaged / object 3 is damaged / "
+    "rank 1 could not read its part: object 1 is damaged",
+}
+
+
+def test_layouts_that_differ_between_ranks_are_exact_or_refused_on_all_ranks(
+    fork_parents: forks.ForkParents, tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    Repository.create(store)
+    script = str(HERE / "scripts" / "odd_layouts.py")
+    status, log = forks.run(fork_parents, script, str(store.root), directory=tmp_path, ranks=4)
+    assert status == 0, log
+    assert dict(line.split(": ", 1) for line in log.splitlines() if ": " in line) == ODD_LAYOUTS
+
+
+NAMES = st.text(st.sampled_from("a@[]/ \n\x00μ\U0001f600\ud800\udcff"), max_size=4) | st.just(
+    "n" * contents.NAME_CHARACTERS
+)
+
+
+@given(NAMES)
+def test_a_name_is_stored_as_it_is_or_refused(name: str) -> None:
+    model = torch.nn.Module()
+    model.register_buffer(f"b{name}", torch.ones(2))
+    saving = TorchBackend(model, None)
+    if "@" in name or "\ud800" in name or "\udcff" in name or len(name) == contents.NAME_CHARACTERS:
+        with pytest.raises(StateError, match="name"):
+            list(saving.tensors())
+        return
+    objects = Repository.create(MemoryStore()).objects
+    content = tensor_states.alone(saving.stage(NoCopyStager()).save(objects, None, ()), objects)
+    assert [tensor.name for tensor in contents.load_table(objects, content)] == [f"buffer.b{name}"]
 
 
 class Bomb:

@@ -106,7 +106,9 @@ def _odd(rules: merging.Rules) -> set[str]:
 
 
 def placed(cut: Cut | None) -> Placed:
-    return Placed("float32", SHAPE, 4, cut != merging.WHOLE, None if cut == merging.WHOLE else cut)
+    return Placed(
+        "float32", SHAPE, 4, None if cut == merging.WHOLE else ("S(0) of 2",), None if cut == merging.WHOLE else cut
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -139,13 +141,24 @@ def test_a_rank_without_its_part_of_a_tensor_is_named() -> None:
     ranks: Ranks = [{"t": cut}, {}, {"t": cut}]
     with pytest.raises(StateError, match="rank 1 lacks its part of t"):
         placement.arrange(classes_of(ranks, placed))
-    with pytest.raises(StateError, match="sharded on some ranks only"):
-        placement.arrange(classes_of([{"t": cut}, {"t": merging.WHOLE}, {"t": cut}], placed))
+
+
+def test_a_tensor_with_two_shardings_is_refused() -> None:
+    cut = Cut(0, ((0, 2, 1),))
+    shardings = (None, ("S(0) of 2",), ("S(1) of 2",), ("S(0) of 3",))
+    for one, other in itertools.product(shardings, repeat=2):
+        held = [Placed("float32", SHAPE, 4, each, None if each is None else cut) for each in (one, other)]
+        classes = [((0,), {"t": held[0]}), ((1,), {"t": held[1]})]
+        if one == other:
+            assert [tensor.name for tensor in placement.arrange(classes)] == ["t"]
+            continue
+        with pytest.raises(StateError, match="t is sharded differently on another rank"):
+            placement.arrange(classes)
 
 
 def test_large_copies_are_dealt_to_all_ranks_and_small_copies_to_few() -> None:
-    large = Placed("float32", (2**24,), 4, is_sharded=False, cut=None)
-    small = Placed("float32", (), 4, is_sharded=False, cut=None)
+    large = Placed("float32", (2**24,), 4, sharding=None, cut=None)
+    small = Placed("float32", (), 4, sharding=None, cut=None)
     described = {f"large.{number}": large for number in range(8)} | {f"small.{number}": small for number in range(99)}
     table = placement.arrange([(tuple(range(4)), described)])
     assert [tensor.first for tensor in table if tensor.name.startswith("large")] == [4, 4, 1, 1, 2, 2, 3, 3]

@@ -45,6 +45,19 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+ODD_TEXT = st.text(st.characters(categories=["Cs", "L"]), max_size=3)
+
+
+@given(ODD_TEXT, ODD_TEXT, ODD_TEXT)
+def test_text_that_is_not_unicode_is_refused_wherever_it_is(value: str, key: str, item: str) -> None:
+    state = {key: [value], 1: {item: ()}}
+    if any("\ud800" <= character <= "\udfff" for character in value + key + item):
+        with pytest.raises(StateError, match="not Unicode"):
+            plain_state.encode(state, "scheduler")
+    else:
+        assert plain_state.decode(codec.decode_plain(codec.encode_plain(plain_state.encode(state, "s")))) == state
+
+
 @given(values)
 def test_plain_values_are_unchanged_by_encoding(value: Any) -> None:
     assert same(there_and_back(value), value)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import m5ws
+from m5ws.checkpoints import plain_state
 from m5ws.errors import CorruptObject, NotFound, UsageError
+from m5ws.records import codec
 from m5ws.records.checkpoint import Checkpoint, Content
 from m5ws.records.ledger import CheckpointPublished, State, Step
 from m5ws.repository import contents
@@ -16,6 +18,7 @@ from m5ws.repository.objects import key
 from m5ws.store.local import LocalStore
 from m5ws.training.state.plain_state import RestoreError, StateError
 from tests.support.records import contents as forged_contents
+from tests.support.records import planted
 
 
 @pytest.fixture
@@ -137,7 +140,10 @@ def test_a_resume_on_fewer_ranks_names_each_entry_without_a_restore(in_process: 
         for tensor in contents.tensors(objects, content)
         for rank in range(2 if tensor.name in apart else 1)
     ]
-    states = [share.state for _, share in contents.shares(objects, content) if share.state is not None] * 2
+    (state,) = (share.state for _, share in contents.shares(objects, content) if share.state is not None)
+    plain = plain_state.read(objects, state)
+    plain["backend"]["groups"] = []  # as of a pipeline stage whose groups differ
+    states = [state, planted.whole(objects, codec.encode_plain(plain))]
     two = forged_contents.content(
         objects, world=2, ranks=states, tensors=of_ranks, common=content.common, fingerprints=content.fingerprints
     )
@@ -147,7 +153,8 @@ def test_a_resume_on_fewer_ranks_names_each_entry_without_a_restore(in_process: 
     (message,) = (line for line in second.notices("resume-limit") if "made by 2 ranks" in line)
     assert message == (
         "the checkpoint was made by 2 ranks and there are 1 now: not restored: generators (noise, numpy, python, "
-        "torch), state.ema, buffer.running_mean of all ranks but rank 0, buffer.running_var of all ranks but rank 0, "
+        "torch), parameter groups of all ranks but rank 0, state.ema, "
+        "buffer.running_mean of all ranks but rank 0, buffer.running_var of all ranks but rank 0, "
         "the position in the data"
     )
 

@@ -178,7 +178,8 @@ def _as_shard(name: str, parameter: torch.Tensor, local: torch.Tensor, whole: tu
 
 def as_it_is(state: Mapping[str, torch.Tensor], leaf: str, wanted: LayoutLike) -> torch.Tensor:
     """Return the live tensor of a leaf. Raises StateError if a rebuilt tensor would have another layout."""
-    tensor = state[leaf]
+    if (tensor := state.get(leaf)) is None:
+        raise StateError(f"{leaf} is on other ranks alone, and a restore would give this rank the tensor too")
     if wanted != (now := _of(tensor, tensor.dtype)):
         raise StateError(f"{leaf} is {now}, and would be restored as {wanted}")
     return tensor

@@ -31,12 +31,16 @@ _SHARE_BYTES = 64 * 2**20
 
 
 class Placed(NamedTuple):
-    """The layout of a tensor. Without shards, it has no mesh; without a formula, no `cut`."""
+    """The layout of a tensor. Without a formula for its shards, it has no `cut`.
+
+    `sharding` is None without shards, else the pieces and the rule of each cut, without copies. Ranks with equal
+    `sharding`, of any mesh, have the same regions.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     item_bytes: int
-    is_sharded: bool
+    sharding: tuple[str, ...] | None
     cut: Cut | None
 
 
@@ -45,18 +49,20 @@ Description = dict[str, Placed]
 
 def describe(state: Mapping[str, torch.Tensor]) -> Description:
     """Return the layouts of tensors on this rank. Not collective."""
-    formulas: dict[tuple[object, ...], Cut | None] = {}
+    layouts: dict[tuple[object, ...], tuple[tuple[str, ...], Cut | None]] = {}
     known: dict[Placed, Placed] = {}
     described: Description = {}
     for name, tensor in state.items():
-        cut = None
+        sharding, cut = None, None
         if isinstance(tensor, DTensor):
             layout = (tensor.shape, tensor.device_mesh, tensor.placements)
-            if layout not in formulas:
-                formulas[layout] = formula(tensor)
-            cut = formulas[layout]
+            if layout not in layouts:
+                pairs = zip(tensor.device_mesh.mesh.shape, tensor.placements, strict=True)
+                rules = (f"{rule} of {pieces}" for pieces, rule in pairs if pieces > 1 and not rule.is_replicate())
+                layouts[layout] = tuple(rules), formula(tensor)
+            sharding, cut = layouts[layout]
         dtype = str(tensor.dtype).removeprefix("torch.")
-        placed = Placed(dtype, tuple(tensor.shape), tensor.dtype.itemsize, isinstance(tensor, DTensor), cut)
+        placed = Placed(dtype, tuple(tensor.shape), tensor.dtype.itemsize, sharding, cut)
         # Rank 0 may get many layouts: equal values are one object, and stay one in a message.
         described[name] = known.setdefault(placed, placed)
     return described
@@ -97,7 +103,7 @@ class _Arrangement:
         """Return the ranks that have copies of a tensor, its bytes on one rank, and the number of copies."""
         placed = self._classes[numbers[0]][1][name]
         size_bytes = math.prod(placed.shape) * placed.item_bytes
-        if not placed.is_sharded:
+        if placed.sharding is None:
             return numbers, size_bytes, len(self._holders(numbers))
         if placed.cut is None:
             return None, size_bytes, 1
@@ -109,9 +115,9 @@ class _Arrangement:
         placed = held[0]
         if any((each.dtype, each.shape) != (placed.dtype, placed.shape) for each in held):
             raise StateError(f"{name} has another shape or type on another rank")
-        if any(each.is_sharded != placed.is_sharded for each in held):
-            raise StateError(f"{name} is sharded on some ranks only")
-        if not placed.is_sharded:
+        if any(each.sharding != placed.sharding for each in held):
+            raise StateError(f"{name} is sharded differently on another rank")
+        if placed.sharding is None:
             rank = self._holders(numbers)[self._deal(name, numbers)]
             return TableTensor(name, placed.dtype, placed.shape, (), rank or self._world)
         found = [each.cut for each in held if each.cut is not None]
@@ -184,7 +190,7 @@ def _grid(mesh: DeviceMesh) -> tuple[int, list[int] | None]:
     for d, (size, distance) in enumerate(zip(ranks.shape, distances, strict=True)):
         shape = [size if each == d else 1 for each in range(ranks.ndim)]
         regular = regular + (torch.arange(size) * distance).view(shape)
-    return first, distances if bool((regular == ranks).all()) and min(distances, default=0) >= 0 else None
+    return first, distances if bool((regular == ranks).all()) else None
 
 
 def _is_exact(tensor: DTensor, found: Cut) -> bool:

@@ -54,8 +54,8 @@ def read(
     for number, names in _sources(regular.values()).items():
         _collect(parts.share(number), number, table, {name: targets[name] for name in names})
     rest = {name: target for name, target in targets.items() if target.tensor.axes is None}
-    for number in sorted({rank, 0} & set(range(parts.world))) if rest else ():
-        _collect(parts.share(number), number, table, rest)
+    for number, share in parts.near(rank) if rest else ():
+        _collect(share, number, table, rest)
     if any(not target.is_complete for target in rest.values()):
         for number, share in parts.all():
             _collect(share, number, table, rest)

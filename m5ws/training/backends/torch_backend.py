@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from m5ws.errors import M5Error, UsageError
 from m5ws.records.checkpoint import Content
 from m5ws.repository import contents
-from m5ws.repository.contents import Parts
+from m5ws.repository.contents import NAME_CHARACTERS, Parts
 from m5ws.repository.objects import Objects
 from m5ws.training.backends import ddp, layouts, optimizer_state, placement
 from m5ws.training.backends.base import Box, Cut, Layout, NoCopyStager, Piece, Plain, Saved, Span, Stager
@@ -36,7 +36,7 @@ from m5ws.training.backends.tensor_names import (
 from m5ws.training.compat import facts, modules, sharded
 from m5ws.training.runtime import collectives
 from m5ws.training.runtime.collectives import Group
-from m5ws.training.state import subclasses
+from m5ws.training.state import plain_state, subclasses
 from m5ws.training.state.plain_state import RestoreError, StateError
 
 _WHOLE = Span()
@@ -145,8 +145,8 @@ class TorchBackend:
         number = collectives.rank(group)
         table = contents.load_table(objects, content)
         stored: dict[str, layouts.Stored] = {tensor.name: tensor for tensor in table}
-        for source in {number, 0} & set(range(content.world)) if content.apart else ():
-            stored |= {tensor.name: tensor for tensor in parts.share(source).own}
+        for _, share in parts.near(number) if content.apart else ():
+            stored |= {tensor.name: tensor for tensor in share.own}
         if rank is None:
             check_same_on_all(content.apart)
         optimized = list(self._optimized(self._parameters()))
@@ -243,8 +243,13 @@ class TorchBackend:
 
 
 def _check_kinds(state: Mapping[str, torch.Tensor]) -> None:
-    """Raise StateError, with the reason, if a tensor is not a grid of elements of a known size."""
+    """Raise StateError, with the reason, for a tensor that is no grid of elements of a known size, or its name."""
     for name, tensor in state.items():
+        if "@" in plain_state.text(name, "a tensor's name") or len(name) > NAME_CHARACTERS:
+            raise StateError(
+                f"m5ws cannot store a tensor under the name {name[:200]!r}",
+                hint=f'A name has at most {NAME_CHARACTERS} characters. "@" is for the copies of single ranks.',
+            )
         if (reason := _obstacle(tensor)) is not None:
             raise StateError(
                 f"{name} is {reason}, which m5ws cannot store",
@@ -307,8 +312,11 @@ class StagedState:
     def save(self, objects: Objects, group: Group, apart: Collection[str]) -> Saved:
         from m5ws.training.backends import shard_writer
 
-        if torn := sorted(name for name in apart if isinstance(self.state.get(name), DTensor)):
-            raise CopiesDiffer(f"ranks hold copies of {', '.join(torn[:5])} that differ: no checkpoint could be exact")
+        torn = {name for name in apart if isinstance(self.state.get(name), DTensor)}
+        # A rank without these tensors must fail too: it would wait for the other ranks in the next collective.
+        if apart and (torn := collectives.broadcast(collectives.reduce(torn, set.union, group), group)):
+            names = ", ".join(sorted(torn)[:5])
+            raise CopiesDiffer(f"ranks hold copies of {names} that differ: no checkpoint could be exact")
         common, rank = self.plain(objects, group)
         number = collectives.rank(group)
         named, own = self.named(apart, number)
@@ -394,6 +402,14 @@ def pieces(state: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
 
 def _box(name: str, tensor: DTensor) -> Box | None:
     """Return the place of this rank's part; None if the rank is not one of the tensor's. Raises StateError."""
+    ranks = tensor.device_mesh.mesh
+    for d, rule in enumerate(tensor.placements):
+        # A process group sorts its ranks, and deals the parts in that order; torch's box of a part does not.
+        if not rule.is_replicate() and bool((ranks.diff(dim=d) < 0).any()):
+            raise StateError(
+                f"{name} is sharded over ranks in descending order",
+                hint="List the ranks of a DeviceMesh in ascending order along each dimension.",
+            )
     if tensor.device_mesh.get_coordinate() is None:
         return None
     if any(placement.is_partial() for placement in tensor.placements):

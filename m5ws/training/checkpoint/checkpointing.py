@@ -356,6 +356,7 @@ def _dropped(objects: Objects, content: Content, parts: contents.Parts) -> Itera
         if content.format == "dcp/1":
             own = state["backend"].get("optimizer", {})
             entries.update(f"optimizer.{name}" for name, values in own.items() if values)
+            entries |= {"parameter groups of all ranks but rank 0"} if "groups" in state["backend"] else set()
     if generators:
         yield f"generators ({', '.join(sorted(generators))})"
     yield from sorted(entries)

@@ -79,12 +79,12 @@ def _joined(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 
 def local(pieces: Iterable[Piece]) -> Sums:
-    """Return this rank's sums; the region of a whole tensor is "all". One synchronisation per device."""
+    """Return this rank's sums; the region of a whole tensor is "all" with type and shape. One transfer per device."""
     held = list(pieces)
     values = tensor_sums.sums([(piece.tensor, piece.place) for piece in held])
     found: Sums = defaultdict(dict)
     for piece, value in zip(held, values, strict=True):
-        found[piece.name][_WHOLE if piece.copy == "replica" else _region(piece)] = value
+        found[piece.name][_region(piece)] = value
     return dict(found)
 
 
@@ -94,6 +94,9 @@ def sums(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _region(piece: Piece) -> str:
+    if piece.copy == "replica":
+        # Elements of no bits, and zeros of several types, have equal sums.
+        return f"{_WHOLE} {piece.tensor.dtype} {tuple(piece.tensor.shape)}"
     if isinstance(piece.place, Span):
         return f"{_SPAN}{piece.place.start}+{piece.tensor.numel()}"
     return f"{piece.place.offsets}+{piece.place.sizes}"
@@ -115,7 +118,7 @@ def merge(ranks: list[Sums]) -> dict[str, str]:
         for held in holders.values():
             regions |= held
         alike = all(held.items() <= regions.items() for held in holders.values())
-        if alike and (_WHOLE not in regions or len(regions) == 1):
+        if alike and (len(regions) == 1 or not any(region.startswith(_WHOLE) for region in regions)):
             # Spans are ZeRO's: they have no copies, and their ranks depend on the number of ranks alone.
             some = len(holders) < len(ranks) and not any(region.startswith(_SPAN) for region in regions)
             merged[name] = _text(regions) + merging.holders_text(list(holders) if some else None)

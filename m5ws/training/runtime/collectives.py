@@ -120,10 +120,13 @@ def raise_on_all(problem: Exception | None, what: str, group: Group) -> None:
     """
     rank_, world_ = rank(group), world(group)
     (failed,) = greatest([0 if problem is None else world_ - rank_], group)
+    reason = [str(problem)]
+    if failed and group is not None:
+        dist.broadcast_object_list(reason, src=dist.get_global_rank(group, world_ - failed), group=group)
     if problem is not None:
         raise problem
     if failed:
-        raise RestoreError(f"rank {world_ - failed} could not {what}", hint="The log of that rank has the reason.")
+        raise RestoreError(f"rank {world_ - failed} could not {what}: {reason[0]}")
 
 
 def equal_on_all(value: Plain, objects: Objects, group: Group) -> bool:

@@ -42,14 +42,16 @@ Shard = Callable[[torch.Tensor, tuple[int, ...] | None], torch.Tensor]
 
 def encode(value: object, path: str, take: Take | None = None) -> Plain:
     """Return `value` as plain data. Raises StateError naming the path of a value that cannot be stored."""
-    if value is None or type(value) in (bool, float, str, bytes):
+    if value is None or type(value) in (bool, float, bytes):
         return value
+    if type(value) is str:
+        return text(value, path)
     if type(value) is int:
         return value if value in _INT64 else {_TAG: "int", "hex": hex(value)}
     if type(value) is list:
         return [encode(item, f"{path}[{i}]", take) for i, item in enumerate(value)]
     if type(value) is dict and all(type(key) is str for key in value) and _TAG not in value:
-        return {key: encode(item, f"{path}.{key}", take) for key, item in value.items()}
+        return {text(key, f"a key of {path}"): encode(item, f"{path}.{key}", take) for key, item in value.items()}
     if take is not None and isinstance(value, torch.Tensor):
         if (parts := subclasses.parts(value)) is not None:
             return _encode_parts(parts, path, take)
@@ -63,6 +65,13 @@ def encode(value: object, path: str, take: Take | None = None) -> Plain:
     if tagged is None:
         raise StateError(f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which m5ws cannot store")
     return tagged(value, path, take)
+
+
+def text(value: str, path: str) -> str:
+    """Return a text. Raises StateError if it is not Unicode, as are names of files that are not UTF-8."""
+    if not value.isascii() and value.encode(errors="replace").decode() != value:
+        raise StateError(f"{path} is the text {value[:200]!r}, which is not Unicode: m5ws cannot store it")
+    return value
 
 
 def decode(value: Plain, give: Callable[[str], torch.Tensor] | None = None, shard: Shard | None = None) -> Any:
