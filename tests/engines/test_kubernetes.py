@@ -250,12 +250,13 @@ def pods(tmp_path: Path, server: Server) -> Iterator[Controller]:
 
 
 def _agent(folder: Path, statuses: str) -> tuple[str, ...]:
-    """Return an agent that notes its start, and ends with the next status of its node: a warning changes it to 75."""
+    """Return an agent that ends with the next status of its node when all have started: a warning changes it to 75."""
     (folder / "statuses").write_text(statuses)
     agent = folder / "agent.sh"
     agent.write_text(
         f"cd {folder}; trap 'exit 75' USR2\n"
         'echo "$M5WS_RESTART $JOB_COMPLETION_INDEX" >> starts\n'
+        'until [ $(grep -c "^$M5WS_RESTART " starts) = 2 ]; do sleep 0.02; done\n'
         'set -- $(sed -n "$((JOB_COMPLETION_INDEX + 1))p" statuses); shift $M5WS_RESTART\n'
         "[ $1 = never ] && { sleep 60 & wait; }\n[ $1 = killed ] && kill -KILL $$\nexit $1\n"
     )

@@ -1,6 +1,5 @@
 """A job whose task file its user submits: m5ws writes the file, and the store has the job."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import yaml
 
 from m5ws.repository.references import jobs
 from m5ws.runs import state
+from tests.support.workspace.command_line import inherited
 from tests.support.workspace.workspaces import Workspace, make_workspace
 
 
@@ -51,7 +51,7 @@ def test_the_shell_of_a_task_file_trains_the_run(workspace: Workspace) -> None:
     (job,) = jobs.of_run(workspace.repo, run)
     place = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_TASK_ID": "sky-1"}
     place["SKYPILOT_NODE_IPS"] = "127.0.0.1"
-    done = subprocess.run(["bash", "-c", yaml.safe_load(job.script)["run"]], env=os.environ | place, check=False)
+    done = subprocess.run(["bash", "-c", yaml.safe_load(job.script)["run"]], env=inherited() | place, check=False)
     assert done.returncode == 0
     assert state.load_newest(workspace.repo, run).standing == "finished"
 

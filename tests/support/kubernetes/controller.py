@@ -20,6 +20,7 @@ from typing import Any
 from tests.conftest import loud_skip
 from tests.support.kubernetes.api_server import Server
 from tests.support.machine import namespaces
+from tests.support.workspace.command_line import inherited
 
 _LABELS = "jobset.sigs.k8s.io"
 _POLL_S = 0.05
@@ -179,7 +180,7 @@ class Controller:
         words = [*self.nodes.before[index], *(_expanded(word, variables) for word in container["command"])]
         with (self.folder / f"{name}-{restarts}-{index}.log").open("wb") as log:
             process = subprocess.Popen(
-                words, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
+                words, env=inherited() | variables, stdout=log, stderr=log, start_new_session=True
             )
         self.processes[name, index] = process
         return process

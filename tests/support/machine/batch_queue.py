@@ -18,6 +18,7 @@ import msgspec
 from tests.conftest import loud_skip
 from tests.support.machine import namespaces
 from tests.support.s3.s3_servers import ENVIRONMENT
+from tests.support.workspace.command_line import inherited
 
 QUEUE = "train"
 HOME, AWAY = ENVIRONMENT["AWS_DEFAULT_REGION"], "us-east-1"
@@ -147,7 +148,7 @@ def _serving(
     with (folder / "server.log").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, server, str(port), str(folder), json.dumps(nodes)],
-            env=os.environ | _OF_NODES | dict(more),
+            env=inherited() | _OF_NODES | dict(more),
             stdout=output,
             stderr=output,
         )
