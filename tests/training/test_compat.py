@@ -69,11 +69,9 @@ def test_a_session_of_a_sharded_model_checks_internals_before_training(
         TorchBackend(sharded, None)
 
 
-def test_a_box_that_is_not_the_part_of_the_rank_is_detected(
-    sharded: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_box_with_other_dimensions_is_detected(sharded: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(*_: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (1, 1), (0, 0)
+        return (6,), (0,)
 
     monkeypatch.setattr(torch.distributed.tensor._utils, "compute_local_shape_and_global_offset", other)
     with pytest.raises(UnsupportedVersion, match="another form"):

@@ -121,10 +121,11 @@ def load(variables: Mapping[str, str], name: str, files: Mapping[str, Path]) -> 
 
 
 def files_of(*packages: str) -> dict[str, Path]:
-    """Return the files of an image: this Python, and distributions with their requirements."""
+    """Return the files of an image: this Python, `env`, and distributions with their requirements."""
     asked = subprocess.run([_PYTHON, "-c", _SITE], capture_output=True, text=True, check=True)
     site = Path(asked.stdout.strip())
-    files: dict[str, Path] = {str(_PYTHON): _PYTHON}
+    # Jobs of m5ws set the region of a node by `env`, which each distribution of Linux has.
+    files: dict[str, Path] = {str(_PYTHON): _PYTHON, "/usr/bin/env": Path("/usr/bin/env")}
     files |= {str(file): file for file in (_PREFIX / "lib").glob("libpython*.so*")}
     library = _PREFIX / _LIBRARY
     files |= {str(file): file for file in library.rglob("*") if file.is_file() and "site-packages" not in file.parts}
