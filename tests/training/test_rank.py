@@ -20,6 +20,7 @@ from m5ws.repository.ledger.spool import SpoolReader, SpoolWriter, chain, genesi
 from m5ws.wording.failures import describe_failure
 
 PLAIN = str(Path(__file__).parent / "scripts" / "plain.py")
+FORKED = str(Path(__file__).parent / "scripts" / "forked.py")
 SIGNALLED = str(Path(__file__).parent / "scripts" / "signalled.py")
 
 
@@ -93,6 +94,14 @@ def test_a_warning_of_a_scheduler_does_nothing_in_a_script_without_a_session(run
     attempt = runner(PLAIN, "warned")
     assert attempt.status == 0 and ended(attempt) == [None], attempt.log()
     assert "trapped\n" in attempt.log()
+
+
+@pytest.mark.parametrize(("how", "status"), [("end", 0), ("exit", 3), ("raise", 1)])
+def test_a_fork_that_leaves_the_script_is_not_the_end_of_the_rank(runner: Any, how: str, status: int) -> None:
+    attempt = runner(FORKED, how)
+    assert attempt.status == 0 and ended(attempt) == [None]
+    assert f"the fork ended with {status}\n" in attempt.log()
+    assert ("ValueError: in the fork" in attempt.log()) == (how == "raise")
 
 
 @pytest.mark.parametrize("line", range(1, 25))

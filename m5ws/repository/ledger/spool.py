@@ -64,12 +64,15 @@ class SpoolWriter:
 
     Ctrl-C may interrupt an append between any two instructions. The event is then whole or missing: one assignment adds
     it, and the size of the file shows how much of it is written.
+
+    Only the process that made the writer appends. A fork that leaves the script of a rank records nothing, because its
+    events would break the chain of the rank's events.
     """
 
     def __init__(self, path: Path, head: Digest) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._spooled = _Spooled(head, b"", 0)
 
     @property
@@ -81,6 +84,8 @@ class SpoolWriter:
 
         If the disk is full, the event is kept in memory and written with the next event, so training continues.
         """
+        if os.getpid() != self._process:
+            return self.head
         data = codec.encode(_masked(event))
         frame = _FRAME.pack(len(data), zlib.crc32(data)) + data
         with self._lock:
