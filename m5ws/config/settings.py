@@ -268,11 +268,11 @@ class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     """A queue of AWS Batch. `image`, by digest, has m5ws and the packages of the training; `python` is in the image.
 
     `region`: of the queue. `cpus_per_node`, `memory_mib`, `gpus_per_node`: the part of an instance that a container
-    reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the
-    size of /dev/shm. `job_role`: the ARN of the containers' role. `timeout_s`: the time limit of an attempt, before
-    which the run saves a last checkpoint, by `warn_s`. `mounts`: more folders of an instance, which are no shared
-    folders. `tags`: tags of job definitions and jobs. `elsewhere`: the next queues, in order, for a job that got no
-    nodes in `patience_s` seconds, lacks capacity, or is as long without an event in the store (`library/regions.py`).
+    reserves. `efa`: the number of EFA devices of an instance. `shm_mib`: the size of /dev/shm. `job_role`: the ARN of
+    the containers' role. `timeout_s`: the time limit of an attempt, before which the run saves a last checkpoint, by
+    `warn_s`. `mounts`: more folders of an instance, which are no shared folders. `tags`: tags of job definitions and
+    jobs. `elsewhere`: the next queues, in order, for a job that got no nodes in `patience_s` seconds, lacks capacity,
+    or is as long without an event in the store (`library/regions.py`).
     """
 
     python: str = "python3"

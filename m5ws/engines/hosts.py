@@ -1,8 +1,8 @@
 """A list of hosts without a scheduler, which are reached by ssh. All agents are started at once.
 
-On each host, a process (starts.py) starts the agent, and starts it again if its status asks for that. It has its
-own session, so that it lives on when the connection ends. Its folder `~/.m5ws/jobs/NAME/NODE` has the script, the
-output, the process id, and the exit status at the end, which a shell writes that nobody sends a signal to.
+On each host, a process (starts.py) starts the agent, and starts it again if its status asks for that. It has its own
+session, so that it lives on when the connection ends. Its folder `~/.m5ws/jobs/NAME/NODE` has the script, the output,
+the process id, and the exit status at the end. The shell that writes the status gets no signals.
 """
 
 import shlex
@@ -49,16 +49,15 @@ class Hosts(msgspec.Struct, frozen=True):
 
     def render(self, request: JobRequest) -> str:
         """As `Engine.render`. Raises EngineUnavailable for more nodes than hosts."""
-        hosts = self._hosts(request.nodes)
-        own = self.settings
+        own, hosts = self.settings, self._hosts(request.nodes)
         agent = starts.command(own.python or sys.executable, request.agent, signal.SIGTERM, own.restarts)
         digest = int(blake3.blake3(request.name.encode()).hexdigest()[:8], 16)
         return _SCRIPT.format(
             nodes=request.nodes,
             name=request.name,
-            master=self.settings.master or hosts[0].rpartition("@")[2],
+            master=own.master or hosts[0].rpartition("@")[2],
             port=_PORTS + digest % 6_000 * 2,
-            setup="".join(f"{line}\n" for line in self.settings.setup),
+            setup="".join(f"{line}\n" for line in own.setup),
             agent=shlex.join(agent),
         )
 
