@@ -27,40 +27,6 @@ from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
 
-_BUSY = """
-import os, sys, time
-from m5ws.tracking.mlflow.process import yield_processors
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-if sys.argv[1] == "follower":
-    yield_processors()
-sys.stdin.read(1)
-began_s, end_s = time.process_time(), time.monotonic() + 3
-while time.monotonic() < end_s:
-    pass
-print(time.process_time() - began_s)
-"""
-
-
-def test_a_follower_leaves_a_processor_to_a_busy_rank() -> None:
-    """Both have a session of their own, as when m5ws starts them."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", _BUSY, kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        for kind in ("rank", "follower")
-    ]
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("x")
-        process.stdin.close()
-    rank_s, follower_s = (float(process.stdout.read()) for process in started if process.stdout is not None)
-    assert [process.wait() for process in started] == [0, 0]
-    assert follower_s < rank_s / 2, "a fair share is as long as the rank's"
-
 
 def _deliver(tracker: Mlflow, run: Run, *, once: bool = True) -> None:
     """Deliver in this process, as a follower does with --once or at the end of its input."""

@@ -15,8 +15,6 @@ import select
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -48,7 +46,6 @@ def main(arguments: Sequence[str]) -> int:
     _prepare_process(options)
     if every[0].once:
         return _catch_up(every)  # A command waits for it.
-    yield_processors()
     return _follow(every[0])
 
 
@@ -101,20 +98,7 @@ def _prepare_process(options: FollowerOptions) -> None:
     limit_requests()
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     warnings.simplefilter("ignore")
-    # Before `yield_processors`: a script may wait for the schema.
     migrations.migrate(options.tracking_uri, options.experiment)
-
-
-def yield_processors() -> None:
-    """Give this process the lowest priority.
-
-    Linux shares processors between sessions first, whatever the priorities inside a session are (`man 7 sched`,
-    autogroup). So a session of its own needs the lowest priority too.
-    """
-    os.nice(19)
-    if os.getsid(0) == os.getpid():
-        with suppress(OSError):  # a kernel without autogroups
-            Path("/proc/self/autogroup").write_text("19")
 
 
 def _wait(limit_s: float | None) -> tuple[bool, bool]:
