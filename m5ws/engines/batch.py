@@ -7,8 +7,9 @@ loss of a node themselves (agent/link.py).
 """
 
 import shlex
+import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import blake3
 import msgspec
@@ -19,11 +20,11 @@ from m5ws.engines.interface import EngineUnavailable, JobRequest, JobState, Node
 from m5ws.errors import UsageError
 
 _HINT = "`m5ws doctor` shows the engines that answer. `region` and `queue` in [clusters] name a queue of AWS Batch."
-_STANDINGS: dict[str, Standing] = {
-    **dict.fromkeys(("SUBMITTED", "PENDING", "RUNNABLE"), "queued"),
-    **dict.fromkeys(("STARTING", "RUNNING"), "running"),
-    **dict.fromkeys(("SUCCEEDED", "FAILED"), "ended"),
-}
+_Status = Literal["SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED"]
+_STANDINGS: dict[_Status, Standing] = {
+    "SUBMITTED": "queued", "PENDING": "queued", "RUNNABLE": "queued", "STARTING": "running", "RUNNING": "running",
+    "SUCCEEDED": "ended", "FAILED": "ended",
+}  # fmt: skip
 _ALIVE: tuple[Standing, ...] = ("running", "queued", "ended")
 _OVERRIDE_CHARACTERS = 8192
 """The limit of ECS for all that a job changes in a container, also of the variables that Batch adds."""
@@ -35,6 +36,23 @@ _AGAIN = (
 )
 """The first rule that matches decides: the instance was lost, the agents ask for the next start, an agent was killed.
 """
+
+
+_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Times before the next request for a job that Batch refused because of too many requests."""
+
+
+class _Listed(msgspec.Struct, rename="camel"):
+    """A job as `ListJobs` returns it."""
+
+    job_id: str
+    job_arn: str
+    status: _Status
+    status_reason: str | None = None
+
+
+class _Throttled(EngineUnavailable):
+    """Batch gets too many requests, and has done nothing."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -119,7 +137,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     def check(self, request: JobRequest, script: str) -> None:
         name = self.settings.queue
-        queues = self._call("describe_job_queues", jobQueues=[name])["jobQueues"]
+        queues = self._call("describe_job_queues", "jobQueues", list[dict[str, Any]], jobQueues=[name])
         if not queues:
             raise EngineUnavailable(f"AWS Batch has no queue {name}", hint=_HINT)
         state, status = queues[0].get("state"), queues[0].get("status")
@@ -131,34 +149,39 @@ class Batch(msgspec.Struct, frozen=True):
         assert after is None  # A dependency that fails would end the job.
         # The job of an earlier submission whose answer was lost, or whose submitter was killed.
         if found := self._find(request.name):
-            return str(found[0]["jobId"])
+            return found[0].job_id
         requests = msgspec.json.decode(script)
         definition, job = requests["definition"], requests["job"]
         name, image = definition["jobDefinitionName"], self.settings.image
-        known = self._call("describe_job_definitions", jobDefinitionName=name, status="ACTIVE")["jobDefinitions"]
+        named = {"jobDefinitionName": name, "status": "ACTIVE"}
+        known = self._call("describe_job_definitions", "jobDefinitions", list[dict[str, Any]], **named)
         if not known:
-            self._call("register_job_definition", **definition)
-        elif any(_image(each) != image for each in known):
+            self._call("register_job_definition", "jobDefinitionArn", str, **definition)
+        elif any(_images(each) != {image} for each in known):
             raise EngineUnavailable(
                 f"the job definition {name} has another image than {image}",
                 hint="Somebody changed it: deregister all its revisions, and submit again.",
             )
-        try:
-            # Batch makes another job of each request: a retry after a lost answer would make two.
-            return str(self._call("submit_job", attempts=1, **job)["jobId"])
-        except EngineUnavailable:
-            if found := self._find(request.name):
-                return str(found[0]["jobId"])
-            raise
+        for wait_s in (*_WAITS_S, None):
+            try:
+                # Batch makes another job of each request: a retry after a lost answer would make two.
+                return str(self._call("submit_job", "jobId", str, attempts=1, **job))
+            except EngineUnavailable as error:
+                if isinstance(error, _Throttled) and wait_s is not None:
+                    time.sleep(wait_s)
+                elif found := self._find(request.name):
+                    return found[0].job_id
+                else:
+                    raise
+        raise AssertionError  # The last wait is None.
 
     def state(self, name: str) -> JobState:
         found = self._find(name)
         if not found:
             return JobState(standing="unknown")
-        job = min(found, key=lambda each: _ALIVE.index(_STANDINGS[each["status"]]))
-        status = job["status"]
-        reasons = [job.get("statusReason"), self._place(job["jobArn"]) if status == "RUNNABLE" else None]
-        return JobState(standing=_STANDINGS[status], text=status, reason="; ".join(filter(None, reasons)))
+        job = min(found, key=lambda each: _ALIVE.index(_STANDINGS[each.status]))
+        reasons = [job.status_reason, self._place(job.job_arn) if job.status == "RUNNABLE" else None]
+        return JobState(standing=_STANDINGS[job.status], text=job.status, reason="; ".join(filter(None, reasons)))
 
     def run(self, words: tuple[str, ...], nodes: int) -> list[NodeOutput]:
         raise EngineUnavailable(
@@ -168,28 +191,33 @@ class Batch(msgspec.Struct, frozen=True):
 
     def cancel(self, name: str) -> None:
         for job in self._find(name):
-            if _STANDINGS[job["status"]] != "ended":
-                self._call("terminate_job", jobId=job["jobId"], reason="cancelled by m5ws")
+            if _STANDINGS[job.status] != "ended":
+                self._call("terminate_job", jobId=job.job_id, reason="cancelled by m5ws")
 
-    def _find(self, name: str) -> list[dict[str, Any]]:
+    def _find(self, name: str) -> list[_Listed]:
         """Return the jobs of a name, newest first: several if an answer to a submission was lost.
 
         Batch lists a job some seconds after its submission, and forgets it some days after its end.
         """
         filters = [{"name": "JOB_NAME", "values": [name]}]
-        pages = self._call("list_jobs", paginated=True, jobQueue=self.settings.queue, filters=filters)
-        return list(pages["jobSummaryList"])
+        queue = self.settings.queue
+        return list(self._call("list_jobs", "jobSummaryList", list[_Listed], jobQueue=queue, filters=filters))
 
     def _place(self, arn: str) -> str | None:
         """Return the place of a job in its queue, None behind the first 100 jobs, or if Batch does not answer this."""
         with suppress(EngineUnavailable):
-            front = self._call("get_job_queue_snapshot", jobQueue=self.settings.queue).get("frontOfQueue", {})
-            arns = [job["jobArn"] for job in front.get("jobs", ())]
+            front = self._call("get_job_queue_snapshot", "frontOfQueue", dict[str, Any], jobQueue=self.settings.queue)
+            arns = [job.get("jobArn") for job in front.get("jobs", ())]
             return f"place {arns.index(arn) + 1} in the queue" if arn in arns else None
         return None
 
-    def _call(self, operation: str, *, paginated: bool = False, attempts: int = 5, **arguments: Any) -> Any:
-        """Return the answer to a request. Raises EngineUnavailable."""
+    def _call(
+        self, operation: str, name: str | None = None, kind: Any = Any, *, attempts: int = 5, **arguments: Any
+    ) -> Any:
+        """Return the value of a name in the answer to a request, or the values of all pages. Raises EngineUnavailable.
+
+        An answer, or a page, without the value is an error: a job that it leaves out would pass for lost.
+        """
         try:
             import boto3
             from botocore.config import Config
@@ -200,14 +228,23 @@ class Batch(msgspec.Struct, frozen=True):
             retries: Any = {"mode": "standard", "total_max_attempts": attempts}
             config = Config(connect_timeout=10, read_timeout=60, retries=retries)
             client = boto3.client("batch", region_name=self.settings.region, config=config)
-            if paginated:
-                return client.get_paginator(operation).paginate(**arguments).build_full_result()
-            return getattr(client, operation)(**arguments)
+            if client.can_paginate(operation):
+                pages = client.get_paginator(operation).paginate(**arguments)
+                return [each for page in pages for each in msgspec.convert(page.get(name), kind)]
+            answer = getattr(client, operation)(**arguments)
+            return None if name is None else msgspec.convert(answer.get(name), kind)
         except (BotoCoreError, ClientError) as error:
-            raise EngineUnavailable(f"AWS Batch does not accept {operation}: {error}", hint=_HINT) from error
+            problem = f"AWS Batch does not accept {operation}: {error}"
+            answer = error.response if isinstance(error, ClientError) else {}
+            code = str(answer.get("Error", {}).get("Code"))
+            is_throttled = "Throttl" in code or code.startswith(("TooManyRequests", "RequestLimit", "429"))
+            raise (_Throttled if is_throttled else EngineUnavailable)(problem, hint=_HINT) from error
+        except Exception as error:  # botocore raises any error for an answer of another shape, or a wrong variable.
+            problem = f"AWS Batch gives no answer to {operation} that m5ws can read: {type(error).__name__}: {error}"
+            raise EngineUnavailable(problem, hint=_HINT) from error
 
 
-def _image(definition: dict[str, Any]) -> str | None:
-    """Return the image of a job definition as Batch describes it."""
+def _images(definition: dict[str, Any]) -> set[str | None]:
+    """Return the images of a job definition as Batch describes it."""
     ranges = definition.get("nodeProperties", {}).get("nodeRangeProperties", ())
-    return next((each["container"]["image"] for each in ranges), None)
+    return {each.get("container", {}).get("image") for each in ranges}

@@ -151,14 +151,19 @@ class Kubernetes(msgspec.Struct, frozen=True):
 
     def check(self, request: JobRequest, script: str) -> None:
         with self._connected() as client:
-            client.apply(_jobsets()(documents.read(script)), field_manager="m5ws", dry_run=True)
+            self._apply(client, request, script, is_dry=True)
 
     def submit(self, request: JobRequest, script: str, after: str | None = None) -> str:
         assert after is None  # There is no job to prefetch.
         with self._connected() as client:
             # A second request for one name changes nothing. An unknown field is an error, unlike in a POST.
-            client.apply(_jobsets()(documents.read(script)), field_manager="m5ws")
+            self._apply(client, request, script, is_dry=False)
         return request.name
+
+    def _apply(self, client: Any, request: JobRequest, script: str, *, is_dry: bool) -> None:
+        made = client.apply(_jobsets()(documents.read(script)), field_manager="m5ws", dry_run=is_dry)
+        if made.metadata.name != request.name:
+            raise EngineUnavailable(f"the answer of Kubernetes has no JobSet {request.name}", hint=_HINT)
 
     def state(self, name: str) -> JobState:
         from lightkube.resources.core_v1 import Pod
@@ -176,12 +181,12 @@ class Kubernetes(msgspec.Struct, frozen=True):
                 waits = f"the queue {queue} of Kueue has not admitted the job" if queue else "somebody suspended it"
                 return JobState(standing="queued", text="Suspended", reason=waits)
             pods = list(client.list(Pod, labels={f"{_LABELS}/jobset-name": name}))
-        nodes = spec["replicatedJobs"][0]["template"]["spec"]["parallelism"]
-        begun = [pod for pod in pods if pod.status is not None and pod.status.phase in ("Running", "Succeeded")]
-        if len(begun) >= nodes:
-            return JobState(standing="running", text="Running")
-        reason = next(filter(None, map(_reason, pods)), "") or f"{len(begun)} of {nodes} pods run"
-        return JobState(standing="queued", text="Pending", reason=reason)
+            nodes = spec["replicatedJobs"][0]["template"]["spec"]["parallelism"]
+            begun = [pod for pod in pods if pod.status is not None and pod.status.phase in ("Running", "Succeeded")]
+            if len(begun) >= nodes:
+                return JobState(standing="running", text="Running")
+            reason = next(filter(None, map(_reason, pods)), "") or f"{len(begun)} of {nodes} pods run"
+            return JobState(standing="queued", text="Pending", reason=reason)
 
     def run(self, words: tuple[str, ...], nodes: int) -> list[NodeOutput]:
         raise EngineUnavailable(
@@ -196,12 +201,13 @@ class Kubernetes(msgspec.Struct, frozen=True):
 
     def _find(self, client: Any, name: str) -> Mapping[str, Any] | None:
         """Return a JobSet, None if Kubernetes has none of this name."""
-        from httpx2 import HTTPStatusError
+        from lightkube.core.exceptions import ApiError
 
         try:
             found: Mapping[str, Any] = client.get(_jobsets(), name)
-        except HTTPStatusError as error:
-            if error.response.status_code == 404:
+        except ApiError as error:
+            # A proxy answers 404 too, and so does a Kubernetes without JobSet.
+            if error.status.reason == "NotFound":
                 return None
             raise
         return found
@@ -220,8 +226,15 @@ class Kubernetes(msgspec.Struct, frozen=True):
         try:
             with Client(KubeConfig.from_env().get(own.context), namespace=own.namespace) as client:
                 yield client
+        except EngineUnavailable:
+            raise
         except (HTTPError, ConfigError, OSError) as error:
             raise EngineUnavailable(f"Kubernetes does not accept the request: {error}", hint=_HINT) from error
+        except Exception as error:  # lightkube raises any error for an answer or a kubeconfig of another shape.
+            found = f"{type(error).__name__}: {error}" if error.__context__ is None else str(error.__context__)
+            raise EngineUnavailable(
+                f"m5ws cannot read the kubeconfig or the answer of Kubernetes: {found}", hint=_HINT
+            ) from error
 
 
 @cache

@@ -43,7 +43,7 @@ def move_on(workspace: Workspace, repo: Repository, run_id: str) -> str | None:
     job, run = next(reversed(jobs.of_attempts(repo, run_id)), None), state.load_newest(repo, run_id)
     if job is None or job.engine != "batch" or jobs.is_cancelled(repo, job):
         return None
-    if run.standing == "finished" or liveness.is_overtaken(run, job):
+    if run.standing == "finished" or liveness.is_overtaken(repo, run, job):
         return None
     found, is_begun = None, jobs.is_moving(repo, job)
     try:

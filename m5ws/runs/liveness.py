@@ -36,7 +36,7 @@ def look(settings: Settings, repo: Repository, found: RunState) -> tuple[bool, s
     is_running = found.standing == "running"
     if found.standing == "finished" or (is_running and not _is_silent(repo, found, submitted)):
         return not is_running, ""
-    if submitted and jobs.is_moving(repo, submitted[-1]) and not is_overtaken(found, submitted[-1]):
+    if submitted and jobs.is_moving(repo, submitted[-1]) and not is_overtaken(repo, found, submitted[-1]):
         return False, ""
     # A cancelled job begins no attempt, whatever its engine reports.
     able = submitted if is_running else [job for job in submitted if jobs.cancel_of_job(repo, job) is None]
@@ -79,17 +79,26 @@ def is_unsubmitted(repo: Repository, job: Job) -> bool:
     return job.engine == "batch" and is_new and jobs.cancel_of_job(repo, job) is None and not has_begun(repo, job)
 
 
-def is_overtaken(found: RunState, job: Job) -> bool:
+def is_overtaken(repo: Repository, found: RunState, job: Job) -> bool:
     """Return True if the newest attempt began after a job was published, and without a job: the run goes on there."""
     newest = found.newest
-    return newest is not None and newest.job_name is None and (newest.started_s or 0.0) > job.created_s
+    return newest is not None and newest.job_name is None and _is_later(repo, job, newest.attempt)
 
 
 def has_begun(repo: Repository, job: Job) -> bool:
     """Return True if a job has begun an attempt, or an attempt without a job began after its publication."""
     starts = (ledger.started(repo, job.run, attempt) for attempt in ledger.attempts(repo, job.run))
-    names = ((each.job_name, each.time_s > job.created_s) for each in starts if each is not None)
-    return any(name == job.name or (name is None and is_later) for name, is_later in names)
+    return any(
+        each.job_name == job.name or (each.job_name is None and _is_later(repo, job, each.attempt))
+        for each in starts
+        if each is not None
+    )
+
+
+def _is_later(repo: Repository, job: Job, attempt: int) -> bool:
+    """Return True if an attempt began after a job was published, both by the store's clock."""
+    began_s = ledger.began_s(repo, job.run, attempt)
+    return began_s is not None and began_s > job.created_s
 
 
 def _may_begin(repo: Repository, found: RunState, job: Job) -> bool:

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
@@ -287,3 +289,111 @@ def test_an_error_of_batch_or_of_the_connection_is_unavailable(queue: Queue, mon
     monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", "http://127.0.0.1:9")
     with pytest.raises(EngineUnavailable, match="describe_job_queues"):
         Batch(_CLUSTER).check(_request(), "")
+
+
+_PAGE = {"jobId": "1", "jobArn": "arn:1", "jobName": "n", "status": "RUNNING"}
+_SHAPES: list[Any] = [
+    None, [], "text", {}, {"jobSummaryList": None, "jobQueues": None, "jobDefinitions": None, "jobId": None},
+    {"jobSummaryList": [{}], "jobQueues": [None], "jobDefinitions": [None], "jobId": {}},
+    {"jobSummaryList": [_PAGE | {"status": "PAUSED"}], "jobQueues": 5, "jobDefinitions": "x"},
+    *({"jobSummaryList": [{key: value for key, value in _PAGE.items() if key != name}]} for name in
+      ("jobId", "jobArn", "status")),
+]  # fmt: skip
+
+
+def _answering(monkeypatch: pytest.MonkeyPatch, *answers: tuple[int, Any]) -> list[str]:
+    """Let Batch give these answers to the next requests, the last of them to all that follow. Return the requests."""
+    requests: list[str] = []
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+
+    def send(_: URLLib3Session, request: Any) -> AWSResponse:
+        code, body = answers[min(len(requests), len(answers) - 1)]
+        requests.append(request.url.rpartition("/")[2])
+        answer = AWSResponse(request.url, code, {"content-type": "application/json"}, None)
+        answer._content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return answer
+
+    monkeypatch.setattr(URLLib3Session, "send", send)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    return requests
+
+
+@pytest.mark.parametrize("code", [200, 302, 400, 403, 404, 429, 500, 503])
+def test_an_answer_of_another_shape_is_unavailable_and_no_job_passes_for_unknown(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    engine, request = Batch(_CLUSTER), _request()
+    script = engine.render(request)
+    for body in (*_SHAPES, b"", b"<html>", b"\xff"):
+        for method, given in (("check", (request, script)), ("submit", (request, script)), ("state", ("n",))):
+            _answering(monkeypatch, (code, body))
+            with pytest.raises(EngineUnavailable) as caught:
+                getattr(engine, method)(*given)
+            assert caught.value.hint and "\n" not in str(caught.value), (method, body)
+
+
+def test_all_pages_of_a_list_are_read_and_a_broken_page_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[tuple[int, Any]] = [(200, {"jobSummaryList": [], "nextToken": str(number)}) for number in range(3)]
+    last = (200, {"jobSummaryList": [_PAGE]})
+    _answering(monkeypatch, *pages, last)
+    assert Batch(_CLUSTER).state("n").standing == "running"
+    throttled = (429, {"__type": "TooManyRequestsException"})
+    # One refusal is repeated, and a page that stays away is not left out.
+    _answering(monkeypatch, *pages, throttled, last)
+    assert Batch(_CLUSTER).state("n").standing == "running"
+    for broken in (throttled, (200, {}), (200, {"nextToken": "x"}), (403, {"__type": "AccessDeniedException"})):
+        _answering(monkeypatch, *pages, broken)
+        with pytest.raises(EngineUnavailable, match="list_jobs"):
+            Batch(_CLUSTER).state("n")
+
+
+_REFUSED = {"ThrottlingException": 400, "TooManyRequestsException": 429, "RequestLimitExceeded": 503}
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 5, 6])
+@pytest.mark.parametrize("word", _REFUSED)
+def test_a_submission_is_repeated_after_a_refusal_of_too_many_requests_alone(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, word: str
+) -> None:
+    engine, request = Batch(_CLUSTER), _request()
+    known = [(200, {"jobSummaryList": []}), (200, {"jobDefinitions": []}), (200, {"jobDefinitionArn": "arn:1"})]
+    refused = (_REFUSED[word], {"__type": word, "message": "Rate exceeded"})
+    sent = _answering(monkeypatch, *known, *[refused] * refusals, (200, {"jobId": "1"}), (200, {"jobSummaryList": []}))
+    if refusals < 6:
+        assert engine.submit(request, engine.render(request)) == "1"
+    else:
+        sent = _answering(monkeypatch, *known, *[refused] * refusals, known[0])
+        with pytest.raises(EngineUnavailable, match=word):
+            engine.submit(request, engine.render(request))
+    assert sent.count("submitjob") == min(refusals + 1, 6)
+    # Of any other end of a request, nobody knows if it made a job.
+    for other in ((500, b""), (503, b"<html>"), (200, {}), (403, {"__type": "AccessDeniedException"})):
+        sent = _answering(monkeypatch, *known, other, known[0])
+        with pytest.raises(EngineUnavailable, match="submit_job"):
+            engine.submit(request, engine.render(request))
+        assert sent.count("submitjob") == 1
+
+
+@pytest.mark.parametrize("image", [IMAGE, "other:latest", None])
+def test_each_range_of_nodes_of_a_known_definition_has_the_image(
+    monkeypatch: pytest.MonkeyPatch, image: str | None
+) -> None:
+    ranges = [{"targetNodes": "0", "container": {"image": IMAGE}}, {"targetNodes": "1:", "container": {"image": image}}]
+    empty: dict[str, Any] = {"jobSummaryList": []}
+    first = {"jobDefinitions": [], "nextToken": "more"}
+    known = {"jobDefinitions": [{"nodeProperties": {"nodeRangeProperties": ranges}}]}
+    sent = _answering(monkeypatch, (200, empty), (200, first), (200, known), (200, {"jobId": "1"}))
+    engine, request = Batch(_CLUSTER), _request()
+    with nullcontext() if image == IMAGE else pytest.raises(EngineUnavailable, match="has another image"):
+        engine.submit(request, engine.render(request))
+    assert ("submitjob" in sent) == (image == IMAGE) and "registerjobdefinition" not in sent
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_BATCH", "AWS_MAX_ATTEMPTS", "AWS_PROFILE", "AWS_CONFIG_FILE"])
+def test_a_wrong_variable_of_aws_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    (tmp_path / "odd").write_text("[default\n")
+    monkeypatch.setenv(variable, str(tmp_path / "odd") if variable.endswith("FILE") else "odd")
+    with pytest.raises(EngineUnavailable) as caught:
+        Batch(_CLUSTER).state("n")
+    assert caught.value.hint

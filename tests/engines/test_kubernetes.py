@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def server(started: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     started.failures.clear()
     started.jobsets.clear()
     started.requests.clear()
-    started.allowed = None
+    started.allowed = started.foreign = None
     return started
 
 
@@ -213,6 +214,42 @@ def test_each_answer_of_a_server_that_is_no_success_is_an_error(server: Server, 
     with pytest.raises(EngineUnavailable, match=f"answers {code}" if code else "request") as caught:
         getattr(engine, method)(*given)
     assert caught.value.hint and not server.failures and not server.jobsets
+
+
+_BODIES = (b"", b"{}", b"[]", b"<html>")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/html", None])
+@pytest.mark.parametrize("code", [200, 404, 503])
+def test_an_answer_of_something_before_the_server_is_an_error_and_no_job_passes_for_deleted(
+    server: Server, code: int, kind: str | None
+) -> None:
+    engine, request = Kubernetes(_CLUSTER), _request()
+    script = engine.render(request)
+    for body in _BODIES:
+        server.foreign = (code, kind, body)
+        for ask in (partial(engine.submit, request, script), partial(engine.state, request.name)):
+            with pytest.raises(EngineUnavailable) as caught:
+                ask()
+            assert caught.value.hint and (code == 200 or kind == "application/json" or str(code) in str(caught.value))
+
+
+@pytest.mark.parametrize("text", ["", "{{", "[]", "null", "contexts: null", "current-context: lab\ncontexts: [5]"])
+def test_a_kubeconfig_of_another_shape_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (tmp_path / "kubeconfig").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    with pytest.raises(EngineUnavailable) as caught:
+        Kubernetes(_CLUSTER).state("x")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("change", [{"replicatedJobs": []}, {"replicatedJobs": [{"template": {"spec": {}}}]}])
+def test_a_jobset_of_another_shape_under_the_name_is_an_error(server: Server, change: dict[str, Any]) -> None:
+    engine, request = Kubernetes(_CLUSTER), _request()
+    _submit(engine, request)
+    server.jobsets[request.name]["spec"] |= change
+    with pytest.raises(EngineUnavailable):
+        engine.state(request.name)
 
 
 def test_a_kubeconfig_without_the_context_is_an_error(server: Server) -> None:

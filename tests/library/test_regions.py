@@ -240,6 +240,7 @@ def test_a_move_is_completed_once_after_a_kill_of_its_mover_at_any_moment(
     ],
 )
 @pytest.mark.parametrize("is_moving", [False, True])
+@pytest.mark.parametrize("skew_s", [-7200.0, 7200.0])
 def test_a_job_moves_no_run_that_has_finished_or_goes_on_without_it(
     place: tuple[Workspace, Repository, Job],
     monkeypatch: pytest.MonkeyPatch,
@@ -248,11 +249,14 @@ def test_a_job_moves_no_run_that_has_finished_or_goes_on_without_it(
     outcome: Literal["failed", "finished"] | None,
     moves: bool,
     is_moving: bool,
+    skew_s: float,
 ) -> None:
     workspace, repo, job = place
     engine = _engine(monkeypatch, JobState(standing="ended", reason=_CAPACITY))
     planted.run(repo, _RUN)
-    planted.begin(repo, _RUN, job_name=job.name if own else None, time_s=job.created_s + started_s)
+    # The clocks of the machine and of the store differ.
+    planted.begin(repo, _RUN, job_name=job.name if own else None, time_s=job.created_s + skew_s)
+    planted.date(repo, _RUN, 1, job.created_s + started_s)
     if outcome is not None:
         planted.append(repo, _RUN, 1, NODE, AttemptEnded(outcome=outcome, exit_code=1, heads={}))
     if is_moving:

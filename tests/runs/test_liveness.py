@@ -102,7 +102,10 @@ def test_a_run_has_ended_if_no_job_can_begin_an_attempt(
         job = _job(repo, f"job-{number}", engine)
         if (event := _ENDS[end]) is not None:
             # The attempt of an earlier job, or of none, tells nothing about this job.
-            planted.begin(repo, _RUN, number + 1, job_name=job.name if own else None)
+            # Nor does the clock of its machine.
+            later_s = job.created_s + 7200
+            planted.begin(repo, _RUN, number + 1, None, job_name=job.name if own else None, time_s=later_s)
+            planted.date(repo, _RUN, number + 1, job.created_s + (1 if own else -1))
             planted.append(repo, _RUN, number + 1, NODE, event)
         if cancel:
             _cancel(repo, job, "another" if cancel == "moves" else None)

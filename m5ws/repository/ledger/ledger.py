@@ -257,6 +257,15 @@ def newest_s(repo: Repository, run: str, attempt: int) -> float:
     return max((stat.modified_s for stat in stats), default=0.0)
 
 
+def began_s(repo: Repository, run: str, attempt: int) -> float | None:
+    """Return the time of the first batch of an attempt, by the store's clock; None if it has not begun.
+
+    Events have the times of their machines.
+    """
+    stat = repo.store.stat(f"{_prefix(run, attempt, 0)}{0:08d}")
+    return stat.modified_s if stat is not None else None
+
+
 def check_heads(
     run: str, attempt: int, ended: AttemptEnded, stored: Mapping[str, Digest], ranks: Container[str] | None = None
 ) -> None:

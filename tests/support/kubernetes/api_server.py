@@ -27,6 +27,7 @@ _REASONS = {
 class Server:
     """A running server. `failures` are statuses of the next requests, 0 for a connection that ends without an answer.
 
+    `foreign` is a status, a content type and a body of something before the server, which answers all requests.
     `allowed` are the verbs and resources that the role of the client has; None: all. `pods` are lists by JobSet.
     """
 
@@ -37,6 +38,7 @@ class Server:
         self.requests: list[tuple[str, str]] = []
         self.failures: list[int] = []
         self.allowed: set[tuple[str, str]] | None = None
+        self.foreign: tuple[int, str | None, bytes] | None = None
         self.kubeconfig = folder / "kubeconfig"
         handler = type("Handler", (_Handler,), {"state": self})
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -104,9 +106,13 @@ class _Handler(BaseHTTPRequestHandler):
         if code == 0:
             self.close_connection = True
             return
+        kind: str | None = "application/json"
         data = json.dumps(answer).encode()
+        if self.state.foreign is not None:
+            code, kind, data = self.state.foreign
         self.send_response(code)
-        self.send_header("Content-Type", "application/json")
+        if kind is not None:
+            self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

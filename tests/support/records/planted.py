@@ -3,6 +3,7 @@
 Each is valid and minimal, so a test names only the fields that it is about.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from m5ws.repository.ledger.spool import RankHeads
 from m5ws.repository.objects import Objects
 from m5ws.repository.references import checkpoints, runs, snapshots
 from m5ws.repository.repository import Repository
+from m5ws.store.local import LocalStore
 from tests.support.workspace.checkouts import write
 
 
@@ -120,6 +122,12 @@ def begin(repo: Repository, run_id: str, attempt: int = 1, observed: Digest | No
     seen = observed or repo.objects.put_record(Observed())
     started = msgspec.structs.replace(AttemptStarted(attempt=attempt, host="h"), **fields)
     append(repo, run_id, attempt, NODE, started, NodeStarted(node=0, host="h", observed=seen))
+
+
+def date(repo: Repository, run_id: str, attempt: int, began_s: float) -> None:
+    """Set the time of the first batch of an attempt, by the clock of a store in a directory."""
+    assert isinstance(repo.store, LocalStore)
+    os.utime(repo.store.root / f"runs/{run_id}/ledger/{attempt:04d}/0/{0:08d}", (began_s, began_s))
 
 
 def checkpoint(repo: Repository, run_id: str, step: int, content: Content, **fields: object) -> Digest:
