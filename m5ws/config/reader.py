@@ -18,6 +18,7 @@ from m5ws.config import cause_patterns
 from m5ws.config.commands import launchers
 from m5ws.config.result_patterns import describe_fault
 from m5ws.config.settings import WARN_S, BatchCluster, Cluster, HostsCluster, KubernetesCluster, Settings, StoreOptions
+from m5ws.control_characters import CONTROL
 from m5ws.errors import ConfigError
 from m5ws.records.cause import Rule
 
@@ -29,6 +30,8 @@ _CLASS = re.compile(r"(?!unknown$)[A-Za-z][\w-]*")
 _FOLDER = re.compile(r"(/(?!\.\.(/|$))[^/:$]+)+")
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 """A text that stands for the value of an environment variable."""
+_LINES = ("setup", "task")
+"""Keys of clusters whose texts may have several lines."""
 _NO_PROFILE = "Mount its folder, or update its git submodule, or correct extends. `m5ws init --team PATH` creates one."
 
 
@@ -143,7 +146,7 @@ def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, 
         return
     for name, cluster in clusters.items():
         key = (*parent, name)
-        if not isinstance(cluster, dict) or (kind := kinds.get(cluster.get("engine"))) is None:
+        if not isinstance(cluster, dict) or (kind := kinds.get(str(cluster.get("engine")))) is None:
             yield key, f"{'.'.join(key)!r} needs engine = " + " or ".join(f'"{known}"' for known in kinds)
             continue
         yield from _problems(kind, {name: value for name, value in cluster.items() if name != "engine"}, key)
@@ -153,14 +156,25 @@ def _problems_of_clusters(clusters: object, parent: Key) -> Iterator[tuple[Key, 
             field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in cluster
         ]:
             yield key, f"{'.'.join(key)!r} needs {', '.join(missing)}"
+        for field, value in cluster.items():
+            if field not in _LINES and _is_broken(value):
+                yield (*key, field), f"{'.'.join((*key, field))!r} has a line break or a control character"
         if kind is BatchCluster:
             yield from _problems_of_limit(cluster, key)
+
+
+def _is_broken(value: object) -> bool:
+    """Return True for a text with a line break or a control character, in a value of TOML."""
+    if isinstance(value, str):
+        return "\n" in value or CONTROL.search(value) is not None
+    inner = (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_is_broken, inner))
 
 
 def _problems_of_limit(cluster: Table, key: Key) -> Iterator[tuple[Key, str]]:
     """Yield a time limit of AWS Batch without time before it."""
     limit_s, warn_s = cluster.get("timeout_s"), cluster.get("warn_s", WARN_S)
-    if isinstance(limit_s, int) and isinstance(warn_s, int) and limit_s <= warn_s:
+    if isinstance(limit_s, int) and isinstance(warn_s, int) and 60 <= limit_s <= warn_s:
         yield (*key, "timeout_s"), f"{'.'.join(key)!r} needs a timeout_s above warn_s, which is {warn_s}"
 
 
@@ -244,9 +258,11 @@ def _ends_pods_early(settings: Settings) -> bool:
 
 
 def _misspells_folders(settings: Settings) -> bool:
-    """Return True for a folder of pods with a second spelling: Kubernetes mounts two volumes at `/ssd` and `/ssd/`."""
-    pods = (own for own in settings.clusters.values() if isinstance(own, KubernetesCluster))
-    folders = (folder for own in pods for folder in (own.scratch, *own.shared, *own.mounts, *own.claims))
+    """Return True for a folder of containers with two spellings: engines mount two volumes at `/ssd` and `/ssd/`."""
+    found = [own for own in settings.clusters.values() if isinstance(own, BatchCluster | KubernetesCluster)]
+    folders = [folder for own in found for folder in (*own.shared, *own.mounts)]
+    pods = (own for own in found if isinstance(own, KubernetesCluster))
+    folders += [folder for own in pods for folder in (own.scratch, *own.claims)]
     return any(not _FOLDER.fullmatch(folder) or str(PurePosixPath(folder)) != folder for folder in folders)
 
 
@@ -276,7 +292,11 @@ _RULES: tuple[_Rule, ...] = (
         (key, _ends_pods_early, "needs a grace_s of [clusters.NAME] that is 20 s longer than 'checkpoint.deadline_s'")
         for key in (("clusters",), ("checkpoint", "deadline_s"))
     ),
-    (("clusters",), _misspells_folders, "has a folder of pods that is not absolute, or has a variable or a final /"),
+    (
+        ("clusters",),
+        _misspells_folders,
+        "has a folder of containers that is not absolute, or has a variable or a final /",
+    ),
     (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), _describe_data),
     (("data", "stay"), lambda s: any(map(_outside, s.data.stay)), "holds a path that is not inside the workspace"),
     (("data", "stay"), lambda s: not s.data.dvc, "does nothing while 'data.dvc' is false"),

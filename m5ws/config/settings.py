@@ -10,8 +10,11 @@ from m5ws.records.environment import Determinism
 from m5ws.records.launch import Saving
 from m5ws.records.run import Trainer
 
-_AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
-_AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+_MOST = 2**31 - 1
+"""Engines have numbers of 32 bits."""
+_AtLeast0 = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+_AtLeast1 = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+_Devices = Annotated[int, msgspec.Meta(ge=0, le=128)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -223,7 +226,7 @@ class _Cluster(_Section, frozen=True, kw_only=True, tag_field="engine"):
     scratch: str = ""
     setup: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
-    restarts: int = 8
+    restarts: _AtLeast0 = 8
     cache: str = ""
     region: str | None = None
 
@@ -284,10 +287,10 @@ class BatchCluster(_Cluster, frozen=True, kw_only=True, tag="batch"):
     memory_mib: _AtLeast1
     instance_type: str | None = None
     gpus_per_node: _AtLeast0 = 0
-    efa: _AtLeast0 = 0
+    efa: _Devices = 0
     shm_mib: _AtLeast1 | None = None
     job_role: str | None = None
-    timeout_s: Annotated[int, msgspec.Meta(ge=60)] | None = None
+    timeout_s: Annotated[int, msgspec.Meta(ge=60, le=_MOST)] | None = None
     warn_s: _AtLeast1 = WARN_S
     mounts: tuple[Annotated[str, msgspec.Meta(pattern="^/")], ...] = ()
     tags: dict[str, str] = {}
@@ -309,7 +312,6 @@ class KubernetesCluster(_Cluster, frozen=True, kw_only=True, tag="kubernetes"):
 
     python: str = "python3"
     scratch: str = "/m5ws"
-    restarts: _AtLeast0 = 8
     image: Annotated[str, msgspec.Meta(pattern="@sha256:[0-9a-f]{64}$")]
     cpus_per_node: _AtLeast1
     memory_mib: _AtLeast1
@@ -317,7 +319,7 @@ class KubernetesCluster(_Cluster, frozen=True, kw_only=True, tag="kubernetes"):
     namespace: str | None = None
     queue: str | None = None
     gpus_per_node: _AtLeast0 = 0
-    efa: _AtLeast0 = 0
+    efa: _Devices = 0
     hugepages_mib: _AtLeast0 = 0
     shm_mib: _AtLeast1 | None = None
     mounts: tuple[str, ...] = ()
@@ -337,7 +339,6 @@ class _TaskFile(_Cluster, frozen=True, kw_only=True):
     """
 
     python: str = "python3"
-    restarts: _AtLeast0 = 8
     task: dict[str, Any] = {}
 
 

@@ -24,6 +24,7 @@ _RULE = "title = 't'\nadvice = 'a'\nowner = 'user'\nretry = true\n"
 
 _PODS = f"[clusters.a]\nengine = 'kubernetes'\ncpus_per_node = 1\nmemory_mib = 64\nimage = 'a@sha256:{'a' * 64}'\n"
 _QUEUE = "[clusters.a]\nengine = 'batch'\nregion = 'r'\nqueue = 'q'\ncpus_per_node = 1\nmemory_mib = 64\n"
+_BATCH = f"{_QUEUE}image = 'a@sha256:{'a' * 64}'\n"
 
 
 def _problem(tmp_path: Path, text: str) -> str:
@@ -74,7 +75,7 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
         (f"{_PODS}grace_s = 129\n", ("m5ws.toml:1: ", "'clusters'", "20 s longer than 'checkpoint.deadline_s'")),
         (f"{_PODS}[checkpoint]\ndeadline_s = 200\n", ("m5ws.toml:7: ", "'checkpoint.deadline_s'", "grace_s")),
         *(
-            (f"{_PODS}{key} = {value}\n", ("m5ws.toml:1: ", "'clusters'", "folder of pods"))
+            (f"{_PODS}{key} = {value}\n", ("m5ws.toml:1: ", "'clusters'", "folder of containers"))
             for folder in ("/nvme/", "nvme", "/a/../b", "/a/./b", "/", "/a$B", "/a:b", "//a", "")
             for key, value in (
                 ("scratch", f"'{folder}'"),
@@ -111,6 +112,36 @@ def test_settings_are_read_from_the_file(tmp_path: Path) -> None:
 def test_a_problem_is_named_with_its_line(tmp_path: Path, text: str, expected: tuple[str, ...]) -> None:
     problem = _problem(tmp_path, text)
     assert all(part in problem for part in expected), problem
+
+
+@pytest.mark.parametrize("cluster", [_BATCH, _PODS])
+def test_an_odd_value_of_a_cluster_is_one_error_with_its_key(tmp_path: Path, cluster: str) -> None:
+    own = ("timeout_s", "patience_s", "warn_s") if cluster == _BATCH else ("hugepages_mib", "grace_s")
+    values = ("-1", "2147483648", "9" * 30, "1.5", "true", "'1'", "[]")
+    cases = [(key, value, "int") for key in (*own, "gpus_per_node", "efa", "shm_mib", "restarts") for value in values]
+    cases += [("efa", "129", "128")]
+    own = ("job_role", "instance_type") if cluster == _BATCH else ("context", "namespace", "service_account")
+    texts = ('"a\\nb"', '"\\u0000"', '"a\\u001b[2J"', '"\\u202e"')
+    cases += [(key, value, "line break") for key in (*own, "python", "scratch", "cache") for value in texts]
+    tags = "tags" if cluster == _BATCH else "labels"
+    cases += [(tags, f"{{ {pair} }}", "line break") for pair in ('a = "b\\nc"', '"a\\n" = "b"')]
+    for key, value, problem in cases:
+        found = _problem(tmp_path, f"{cluster}{key} = {value}\n")
+        assert f"'clusters.a.{key}'" in found and problem in found and "\n" not in found
+    setup = _read(tmp_path, f'{cluster}setup = ["a\\nb"]\n').clusters["a"].setup
+    assert setup == ("a\nb",)
+
+
+@pytest.mark.parametrize("key", ["shared", "mounts"])
+def test_a_folder_of_containers_of_aws_batch_has_one_spelling(tmp_path: Path, key: str) -> None:
+    for folder in ("/nvme/", "/a/../b", "/a/./b", "/", "/a$B", "/a:b", "//a"):
+        assert "folder of containers" in _problem(tmp_path, f"{_BATCH}{key} = ['{folder}']\n")
+    _read(tmp_path, f"{_BATCH}{key} = ['/nvme', '/fsx/team']\n")
+
+
+@pytest.mark.parametrize("value", ["[]", "['batch']", "{}", "1", "''", "true", "nan", "1979-05-27"])
+def test_an_engine_of_another_type_is_an_error(tmp_path: Path, value: str) -> None:
+    assert "'clusters.a' needs engine" in _problem(tmp_path, f"[clusters.a]\nengine = {value}\n")
 
 
 @pytest.mark.parametrize(
