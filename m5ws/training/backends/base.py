@@ -160,10 +160,11 @@ class Backend(Protocol):
     def layout(self) -> Layout:
         """Return the present layout. Not collective."""
 
-    def rehearse(self, objects: Objects, group: Group) -> None:
+    def rehearse(self, objects: Objects, group: Group, apart: Collection[str] = ()) -> None:
         """Plan a save and a load of the present state without moving bytes of tensors; collective.
 
-        Changes nothing. Raises StateError for state that `load` would not restore to its present layout.
+        `apart` is as in `Staged.save`. Changes nothing. Raises StateError for state that `load` would not restore to
+        its present layout.
         """
 
     def stage(self, copier: Stager) -> Staged:

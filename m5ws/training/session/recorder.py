@@ -85,8 +85,8 @@ class Recorder:
             if self._feed is not None:
                 self._feed.start()
             self._probe_loader()
-            self._fingerprint(0)
-            self._backend.rehearse(self._active.repo.objects, self._group)
+            found, _ = self._fingerprint(0)
+            self._backend.rehearse(self._active.repo.objects, self._group, found.apart)
         self._report_limits()
         self._record_order()
         self._first = step + 1
@@ -111,10 +111,10 @@ class Recorder:
         self._probe_loader()
         # Last of all: creating an iterator of the loader draws a seed from the global generator.
         generators = self._restore_generators(restored) if restored.rank is not None else {}
-        tensors, states = self._fingerprint(restored.step, restored=True)
+        found, states = self._fingerprint(restored.step, restored=True)
         problem: Exception | None = None
         try:
-            restore.verify(restored, tensors, states, generators)
+            restore.verify(restored, found.values, states, generators)
         except RestoreError as error:
             problem = error
         collectives.raise_on_all(problem, "restore its state", self._group)
@@ -288,12 +288,12 @@ class Recorder:
 
     # --- state
 
-    def _fingerprint(self, step: int, *, restored: bool = False) -> tuple[dict[str, str], dict[str, Plain]]:
+    def _fingerprint(self, step: int, *, restored: bool = False) -> tuple[fingerprint.Fingerprints, dict[str, Plain]]:
         """Fingerprint the present state; collective. Return the tensors' fingerprints and the generators' states."""
         states = rng.capture(self._generators)
-        tensors = fingerprint.fingerprints(self._backend.tensors(), self._group).values
-        checkpointing.record_fingerprints(self._active, step, tensors, states, restored=restored)
-        return tensors, states
+        found = fingerprint.fingerprints(self._backend.tensors(), self._group)
+        checkpointing.record_fingerprints(self._active, step, found.values, states, restored=restored)
+        return found, states
 
     def _objects_state(self) -> dict[str, Plain]:
         """Return the states of the schedulers and of the script's own objects, by name. Raises StateError."""

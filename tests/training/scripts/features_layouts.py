@@ -65,6 +65,18 @@ def fsdp_columns(seed: int) -> Made:
 
 
 @feature
+def experts_alike(seed: int) -> Made:
+    """Each rank trains an expert of its own over a mesh of its own, and all have the same names."""
+    meshes = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("experts", "data"))
+    model = shard(GPT(seed + dist.get_rank()), meshes["data"])
+
+    def forward(x: Any, y: Any) -> Any:
+        raise RuntimeError("a step began")
+
+    return trainer(model, adamw(model), forward=forward)
+
+
+@feature
 def hsdp_parted(seed: int) -> Made:
     """One rank's copy of a shard is changed: only a comparison of all copies detects it."""
     model = shard(GPT(seed), square())
