@@ -64,12 +64,13 @@ class Cut(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Names of a training's parameters on this rank, and the number of parameters in each group of its optimizers.
+    """A training's parameters by name and buffers by name and shape, and the number of parameters in each group of its
+    optimizers. All are of this rank.
 
     A checkpoint is restored into the layout that it was saved from.
     """
 
-    parameters: frozenset[str]
+    tensors: frozenset[str]
     groups: tuple[int, ...]
 
 

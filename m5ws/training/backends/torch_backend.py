@@ -104,7 +104,8 @@ class TorchBackend:
 
     def layout(self) -> Layout:
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
-        return Layout(frozenset(self._parameters()), tuple(len(group["params"]) for group in groups))
+        shapes = (f"{own_name(self._modules, path)} {[*buffer.shape]}" for path, buffer in self._model.named_buffers())
+        return Layout(frozenset({*self._parameters(), *shapes}), tuple(len(group["params"]) for group in groups))
 
     def rehearse(self, objects: Objects, group: Group, apart: Collection[str] = ()) -> None:
         from m5ws.training.backends import shard_writer

@@ -199,7 +199,7 @@ class Recorder:
         if step.number == self._first:
             # An optimizer's state exists after its first step: limits fail now, not hours later at the first resume.
             self._backend.check()
-            self._rehearse()
+            self._rehearse(step.number)
             self._position(step.number)
         stopping, by_clock = self._agreement.on(step.number, self._active.stop.is_requested, self._cadence.is_time)
         if stopping:
@@ -314,19 +314,23 @@ class Recorder:
             self._writer.save(step, common, rank, began_s, last=last)
             self._cadence.saved()
 
-    def _rehearse(self) -> None:
-        """Rehearse a save and a restore of the present state; collective. Raises StateError."""
+    def _rehearse(self, step: int) -> None:
+        """Rehearse a save and a restore of the present state; collective. Raises StateError.
+
+        A layout that the session did not begin with gets a notice.
+        """
         self._backend.rehearse(self._active.repo.objects, self._group)
         rehearsal.rehearse(self._objects, self._objects_state(), self._known)
         self._rehearsed = self._backend.layout()
+        if self._rehearsed != self._begun_with and self._active.rank == 0:
+            change = checkpoint_limits.describe_change(self._begun_with, self._rehearsed)
+            self._active.notice("resume-limit", change, step)
 
     def _report_checkpoint(self, step: int) -> None:
         """Publish a notice of each limit of a resume from this checkpoint; collective. Raises StateError."""
         limits = list(self._calls.pending())
         if any(collectives.gather(self._backend.layout() != self._rehearsed, self._group)):
-            self._rehearse()
-            if self._rehearsed != self._begun_with:
-                limits.append(checkpoint_limits.describe_change(self._begun_with, self._rehearsed))
+            self._rehearse(step)
         for limit in limits if self._active.rank == 0 else ():
             self._active.notice("resume-limit", limit, step)
 
