@@ -292,11 +292,7 @@ _RULES: tuple[_Rule, ...] = (
         (key, _ends_pods_early, "needs a grace_s of [clusters.NAME] that is 20 s longer than 'checkpoint.deadline_s'")
         for key in (("clusters",), ("checkpoint", "deadline_s"))
     ),
-    (
-        ("clusters",),
-        _misspells_folders,
-        "has a folder of containers that is not absolute, or has a variable or a final /",
-    ),
+    (("clusters",), _misspells_folders, "has a folder of containers that is relative, or has a variable or a final /"),
     (("data", "paths"), lambda s: any(map(_outside, s.data.paths)), _describe_data),
     (("data", "stay"), lambda s: any(map(_outside, s.data.stay)), "holds a path that is not inside the workspace"),
     (("data", "stay"), lambda s: not s.data.dvc, "does nothing while 'data.dvc' is false"),

@@ -5,14 +5,15 @@ reaches the store can go on. The request to cancel the job comes first. Agents t
 begin no attempt. The next attempt fences an attempt in a region that is cut off.
 
 The request names the next job, whose name and queue follow from the record of the job. So whoever looks next completes
-a move whose mover was killed: it publishes the next job, or submits a published job that its queue does not know.
+a move whose mover was killed: it publishes the next job, or a job after a published job that its queue does not know.
+The publisher of a job alone submits it, once: Batch would make another job of each request for a name.
 """
 
 from contextlib import suppress
 
 import msgspec
 
-from m5ws.config.settings import BatchCluster, Settings
+from m5ws.config.settings import BatchCluster, BatchQueue, Settings
 from m5ws.engines import submission
 from m5ws.engines.interface import Engine, EngineUnavailable, JobRequest, JobState
 from m5ws.engines.submission import Submission
@@ -37,7 +38,7 @@ _SUBMITTED_S = 120.0
 def move_on(workspace: Workspace, repo: Repository, run_id: str) -> str | None:
     """Submit the newest job of a run to its next queue if its region is without nodes, or silent, and return a note.
 
-    Complete a move, or a submission, whose process was killed. Raises EngineUnavailable if no next queue accepts the
+    Complete a move, or a submission, that was killed or lost. Raises EngineUnavailable if no next queue accepts the
     job: then the job stays in its queue, or a later call submits the next job.
     """
     job, run = next(reversed(jobs.of_attempts(repo, run_id)), None), state.load_newest(repo, run_id)
@@ -57,11 +58,14 @@ def move_on(workspace: Workspace, repo: Repository, run_id: str) -> str | None:
         pass  # The region may be cut off.
     assert isinstance(own, BatchCluster)
     why = "left its queue" if is_begun else own.elsewhere and _reason_to_move(workspace, repo, job, run, found, own)
-    if not why:
+    queues = (*enumerate(own.elsewhere, 1),)
+    if not why or not queues:
         is_late = repo.store.now() - job.created_s > _SUBMITTED_S
-        is_left = is_late and found == _UNKNOWN and liveness.is_unsubmitted(repo, job)
-        return _submit(repo, job, engine, own, "was not submitted") if is_left else None
-    planned, moved = _planned(workspace, job, settings, own)
+        if not is_begun and not (is_late and found == _UNKNOWN and liveness.is_unsubmitted(repo, job)):
+            return None
+        why, stay = "was not submitted", BatchQueue(queue=own.queue, region=own.region, instance_type=own.instance_type)
+        queues = ((0, stay),)
+    planned, moved = _planned(workspace, job, settings, own, queues)
     then = submission.engine_of(moved)
     creator = {"created_s": repo.store.now(), **workspace.creator()}
     attempt = max(ledger.attempts(repo, run_id), default=0)
@@ -81,10 +85,12 @@ def move_on(workspace: Workspace, repo: Repository, run_id: str) -> str | None:
     return _submit(repo, published, then, moved, why)
 
 
-def _planned(workspace: Workspace, job: Job, settings: Settings, own: BatchCluster) -> tuple[Submission, BatchCluster]:
-    """Return the next job and its cluster, in the first next queue that accepts the job. Raises EngineUnavailable."""
+def _planned(
+    workspace: Workspace, job: Job, settings: Settings, own: BatchCluster, queues: tuple[tuple[int, BatchQueue], ...]
+) -> tuple[Submission, BatchCluster]:
+    """Return the next job and its cluster, in the first of these queues that takes it. Raises EngineUnavailable."""
     problems = []
-    for number, queue in enumerate(own.elsewhere, 1):
+    for number, queue in queues:
         moved = msgspec.structs.replace(own, **msgspec.structs.asdict(queue), elsewhere=own.elsewhere[number:])
         changed = msgspec.structs.replace(settings, clusters={**settings.clusters, job.cluster: moved})
         named = (changed, job.cluster, job.run, workspace.store_url, job.nodes)

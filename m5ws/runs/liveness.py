@@ -73,7 +73,7 @@ def find_alive(settings: Settings, repo: Repository, submitted: list[Job]) -> tu
 def is_unsubmitted(repo: Repository, job: Job) -> bool:
     """Return True if a job that its engine does not know waits for its submission.
 
-    AWS Batch lists a job some seconds after its submission. The job's name makes a second submission harmless.
+    AWS Batch lists a job some seconds after its submission.
     """
     is_new = repo.store.now() - job.created_s < _UNSUBMITTED_S
     return job.engine == "batch" and is_new and jobs.cancel_of_job(repo, job) is None and not has_begun(repo, job)
@@ -88,17 +88,13 @@ def is_overtaken(repo: Repository, found: RunState, job: Job) -> bool:
 def has_begun(repo: Repository, job: Job) -> bool:
     """Return True if a job has begun an attempt, or an attempt without a job began after its publication."""
     starts = (ledger.started(repo, job.run, attempt) for attempt in ledger.attempts(repo, job.run))
-    return any(
-        each.job_name == job.name or (each.job_name is None and _is_later(repo, job, each.attempt))
-        for each in starts
-        if each is not None
-    )
+    names = ((each.job_name, each.attempt) for each in starts if each is not None)
+    return any(name == job.name or (name is None and _is_later(repo, job, attempt)) for name, attempt in names)
 
 
 def _is_later(repo: Repository, job: Job, attempt: int) -> bool:
     """Return True if an attempt began after a job was published, both by the store's clock."""
-    began_s = ledger.began_s(repo, job.run, attempt)
-    return began_s is not None and began_s > job.created_s
+    return ledger.began_s(repo, job.run, attempt) > job.created_s
 
 
 def _may_begin(repo: Repository, found: RunState, job: Job) -> bool:

@@ -257,13 +257,13 @@ def newest_s(repo: Repository, run: str, attempt: int) -> float:
     return max((stat.modified_s for stat in stats), default=0.0)
 
 
-def began_s(repo: Repository, run: str, attempt: int) -> float | None:
-    """Return the time of the first batch of an attempt, by the store's clock; None if it has not begun.
+def began_s(repo: Repository, run: str, attempt: int) -> float:
+    """Return the time of the first batch of an attempt, by the store's clock; 0.0 without one.
 
     Events have the times of their machines.
     """
     stat = repo.store.stat(f"{_prefix(run, attempt, 0)}{0:08d}")
-    return stat.modified_s if stat is not None else None
+    return stat.modified_s if stat is not None else 0.0
 
 
 def check_heads(
