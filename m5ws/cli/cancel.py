@@ -65,13 +65,14 @@ def _is_unqueued(workspace: "Workspace", job: "Job") -> bool:
     """Remove a job from its queue if it waits there. Without an answer of its engine, its agents read the request."""
     from m5ws.engines import submission
     from m5ws.engines.interface import EngineUnavailable
+    from m5ws.errors import UnknownSchema
 
     try:
         engine = submission.engine_of_job(workspace.settings, job)
         if engine.state(job.name).standing != "queued":
             return False
         engine.cancel(job.name)
-    except EngineUnavailable as error:
+    except (EngineUnavailable, UnknownSchema) as error:
         output.print_note(
             f"{job.cluster} does not answer: {error}. If the job {job.name} waits, it ends when it starts"
         )

@@ -424,3 +424,18 @@ def test_a_move_while_a_cancel_is_written_leaves_no_job(
     assert command_line.call("-C", str(workspace.root), "cancel", _RUN).returncode == 0
     submitted = jobs.of_run(repo, _RUN)
     assert len(submitted) == 2 and all(jobs.is_cancelled(repo, job) for job in submitted)
+
+
+@pytest.mark.parametrize("settings", ["", "[]", "{}", '{"from": "another version"}'])
+def test_a_cancel_removes_each_job_beside_a_job_of_another_version(
+    place: tuple[Workspace, Repository, Job], monkeypatch: pytest.MonkeyPatch, settings: str
+) -> None:
+    workspace, repo, job = place
+    engine = _engine(monkeypatch, JobState(standing="queued"))
+    planted.run(repo, _RUN)
+    fields = msgspec.structs.asdict(job)
+    for number, created_s in ((2, job.created_s - 1), (3, job.created_s + 1)):
+        changed = {"name": f"m5ws-{_RUN}-{number}", "settings": settings, "created_s": created_s}
+        jobs.publish(repo, Job(**fields | changed))
+    assert command_line.call("-C", str(workspace.root), "cancel", _RUN).returncode == 0
+    assert engine.cancelled == [job.name] and all(jobs.is_cancelled(repo, each) for each in jobs.of_run(repo, _RUN))
