@@ -41,9 +41,8 @@ frameworks = _load()
 def _imports() -> None:
     """Import the frameworks, and freeze their objects: each training of a Trainer collects garbage."""
     with suppress(ImportError):
-        import lightning  # noqa: F401
-        import transformers.trainer  # noqa: F401
-
+        importlib.import_module("lightning")
+        importlib.import_module("transformers.trainer")
         gc.freeze()
 
 
