@@ -1,4 +1,4 @@
-"""Environments with frameworks, on top of the tests' own, and m5ws in them with ranks that are forks."""
+"""Environments with frameworks, on top of the tests' own, m5ws in them with ranks that are forks, and an image."""
 
 import fcntl
 import json
@@ -16,6 +16,7 @@ import pytest
 
 import m5ws
 from tests.conftest import loud_skip
+from tests.support.machine import podman
 
 _HERE = Path(__file__).parent
 
@@ -123,3 +124,14 @@ def _install(place: Path, versions: Versions, below: Path | None) -> str:
     command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps"]
     done = subprocess.run([*command, "--requirement", str(_HERE / f"{versions}.txt")], capture_output=True, text=True)
     return done.stderr[-300:] if done.returncode else ""
+
+
+@pytest.fixture(scope="session")
+def podman_storage() -> Iterator[podman.Storage]:
+    """A storage of Podman with an image that has torch and m5ws, which takes 20 CPU seconds and 1 GB.
+
+    One worker runs all modules that use this fixture (tests/conftest.py).
+    """
+    with podman.usable() as variables:
+        files = podman.files_of("torch", "numpy", "pyyaml", "tokenizers", "m5ws")
+        yield podman.Storage(variables, podman.load(variables, "localhost/m5ws/train:1", files))
