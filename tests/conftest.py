@@ -142,6 +142,7 @@ _TOGETHER = {
     # The parent of their ranks imports DeepSpeed, which takes seconds.
     **{f"tests/training/test_{name}.py": "DeepSpeed" for name in _OF_DEEPSPEED},
     **{f"tests/services/test_{name}.py": "an image of Podman" for name in ("images", "batch_containers")},
+    **{f"tests/services/test_{name}.py": "a server of MLflow" for name in ("mlflow_ui", "page_delivery")},
 }
 """Modules that one worker runs, by the thing that they share."""
 
