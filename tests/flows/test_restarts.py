@@ -158,3 +158,36 @@ def test_a_loss_that_is_nan_stops_a_run_that_asks_for_it(workspace: Workspace) -
     assert newest.last_step < 12
     notices = [notice for notice in workspace.history(result["run"]["id"]).notices if notice.kind == "loss"]
     assert [(notice.step, notice.message) for notice in notices] == [(4, "the loss is nan at step 4")]
+
+
+_FAULT = """
+    if (rank, step.number) == (1, 8) and not os.path.exists(settings["fault_file"]):
+        open(settings["fault_file"], "x").close()
+        model.up.weight.to_local().data.view(-1)[0] += 1.0
+"""
+"""A device changes its copy of one element, once."""
+
+
+def test_a_run_continues_from_the_checkpoint_before_a_fault_in_one_copy_of_a_shard(tmp_path: Path) -> None:
+    fault = tmp_path / "fault"
+    made = make_workspace(tmp_path / "w", "fsdp.py", nproc=2, run=_SETTINGS)
+    made.edit("m5ws.toml", "checkpoint_every = 4", "checkpoint_every = 3")
+    made.edit("config.yaml", "steps: 10", f"steps: 12\nfault_file: {fault}")
+    made.edit("train.py", "import time\n", "import os\nimport time\n")
+    mesh = 'mesh=dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "shards"))'
+    made.edit(
+        "train.py",
+        "fully_shard(model.up)\nfully_shard(model)",
+        f"fully_shard(model.up, {mesh})\nfully_shard(model, {mesh})",
+    )
+    made.edit("train.py", "    step.record(", f"{_FAULT}    step.record(")
+    fault.touch()
+    undisturbed = made.history(made.train())
+    fault.unlink()
+    shown = made.m5ws("run", "--json")
+    result = json.loads(shown.stdout)
+    assert "cause: copies-differ: " in shown.stderr and "restart 1 of 3 from step 6" in shown.stderr
+    assert (result["restarts"], result["result"]["outcome"]) == (1, "finished")
+    history = made.history(result["run"]["id"])
+    assert history.begun == [(0, 1), (6, 2)]
+    assert_equal(undisturbed, history)

@@ -64,12 +64,13 @@ class Cut(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Names of a training's parameters on this rank, and the number of parameters in each group of its optimizers.
+    """A training's parameters by name and buffers by name and shape, and the number of parameters in each group of its
+    optimizers. All are of this rank.
 
     A checkpoint is restored into the layout that it was saved from.
     """
 
-    parameters: frozenset[str]
+    tensors: frozenset[str]
     groups: tuple[int, ...]
 
 
@@ -160,10 +161,11 @@ class Backend(Protocol):
     def layout(self) -> Layout:
         """Return the present layout. Not collective."""
 
-    def rehearse(self, objects: Objects, group: Group) -> None:
+    def rehearse(self, objects: Objects, group: Group, apart: Collection[str] = ()) -> None:
         """Plan a save and a load of the present state without moving bytes of tensors; collective.
 
-        Changes nothing. Raises StateError for state that `load` would not restore to its present layout.
+        `apart` is as in `Staged.save`. Changes nothing. Raises StateError for state that `load` would not restore to
+        its present layout.
         """
 
     def stage(self, copier: Stager) -> Staged:

@@ -104,12 +104,14 @@ class TorchBackend:
 
     def layout(self) -> Layout:
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
-        return Layout(frozenset(self._parameters()), tuple(len(group["params"]) for group in groups))
+        shapes = (f"{own_name(self._modules, path)} {[*buffer.shape]}" for path, buffer in self._model.named_buffers())
+        return Layout(frozenset({*self._parameters(), *shapes}), tuple(len(group["params"]) for group in groups))
 
-    def rehearse(self, objects: Objects, group: Group) -> None:
+    def rehearse(self, objects: Objects, group: Group, apart: Collection[str] = ()) -> None:
         from m5ws.training.backends import shard_writer
 
         staged, number = self.stage(NoCopyStager()), collectives.rank(group)
+        staged.check_copies(apart, group)
         named, own = staged.named(_differing_replicas(staged.state, objects, group), number)
         try:
             table = placement.agree(placement.describe(named), group)
@@ -287,12 +289,13 @@ def _is_sharded(name: str, item: Any) -> bool:
     return any(True for _ in optimizer_state.within(item.state_dict(), name, lambda _, part: isinstance(part, DTensor)))
 
 
-class CopiesDiffer(M5Error):
+class CopiesDiffer(StateError):
     """Ranks that should hold the same part of a tensor hold different bits."""
 
     hint = (
-        "With tensor parallelism, gradients of parameters that are not sharded must be reduced over its ranks. "
-        "If all are, one rank computed another update, as a faulty device does: resume from an older checkpoint."
+        "Experts or stages that differ from rank to rank need different names. With tensor parallelism, gradients of "
+        "parameters that are not sharded must be reduced over its ranks. Otherwise one rank computed another update, "
+        "as a faulty device or a kernel that is not deterministic does: resume from an older checkpoint."
     )
 
 
@@ -312,11 +315,7 @@ class StagedState:
     def save(self, objects: Objects, group: Group, apart: Collection[str]) -> Saved:
         from m5ws.training.backends import shard_writer
 
-        torn = {name for name in apart if isinstance(self.state.get(name), DTensor)}
-        # A rank without these tensors must fail too: it would wait for the other ranks in the next collective.
-        if apart and (torn := collectives.broadcast(collectives.reduce(torn, set.union, group), group)):
-            names = ", ".join(sorted(torn)[:5])
-            raise CopiesDiffer(f"ranks hold copies of {names} that differ: no checkpoint could be exact")
+        self.check_copies(apart, group)
         common, rank = self.plain(objects, group)
         number = collectives.rank(group)
         named, own = self.named(apart, number)
@@ -324,6 +323,14 @@ class StagedState:
         # No collective follows: an error of this rank alone is reported by the caller.
         share, whole = shard_writer.write(named, own, table, number, collectives.world(group), objects)
         return Saved(share=share, whole=whole, table=table, apart=tuple(sorted(apart)), common=common, rank=rank)
+
+    def check_copies(self, apart: Collection[str], group: Group) -> None:
+        """Raise CopiesDiffer, on all ranks, if a sharded tensor is `apart`; collective."""
+        torn = {name for name in apart if isinstance(self.state.get(name), DTensor)}
+        # A rank without these tensors must fail too: it would wait for the other ranks in the next collective.
+        if apart and (torn := collectives.broadcast(collectives.reduce(torn, set.union, group), group)):
+            names = ", ".join(sorted(torn)[:5])
+            raise CopiesDiffer(f"ranks hold copies of {names} that differ: no checkpoint could be exact")
 
     def named(self, apart: Collection[str], rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the tensors by the names they are stored under, and replicas that differ by names of this rank."""

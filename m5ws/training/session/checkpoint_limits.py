@@ -1,7 +1,7 @@
 """Limits of a resume from one checkpoint, which is as good as others otherwise: each is noticed when it is saved.
 
 A checkpoint has no gradients. Gradients that no optimizer has used yet are lost. It is restored into the parameters and
-groups that the script has when its session begins.
+groups that the script has when its session begins, and into buffers of the same shapes.
 """
 
 import math
@@ -51,14 +51,14 @@ def describe_change(begun: Layout, now: Layout) -> str:
     """Return a notice on a layout that differs from that at the beginning of the session."""
     changes = [
         f"{verb} {', '.join(sorted(names)[:_NAMED])}{' and others' if len(names) > _NAMED else ''}"
-        for verb, names in (("has", now.parameters - begun.parameters), ("lacks", begun.parameters - now.parameters))
+        for verb, names in (("has", now.tensors - begun.tensors), ("lacks", begun.tensors - now.tensors))
         if names
     ]
     if begun.groups != now.groups:
         changes.append(f"has groups of {_sizes(now)} parameters in its optimizers instead of {_sizes(begun)}")
     return (
-        f"the training changed since its session began: it {' and '.join(changes)}. This checkpoint can only be "
-        "restored by a script that has the same parameters and groups when m5ws.session() is called"
+        f"the training changed since its session began: it {' and '.join(changes)}. Its checkpoints can only be "
+        "restored by a script that has the same parameters, buffers and groups when m5ws.session() is called"
     )
 
 

@@ -85,8 +85,8 @@ class Recorder:
             if self._feed is not None:
                 self._feed.start()
             self._probe_loader()
-            self._fingerprint(0)
-            self._backend.rehearse(self._active.repo.objects, self._group)
+            found, _ = self._fingerprint(0)
+            self._backend.rehearse(self._active.repo.objects, self._group, found.apart)
         self._report_limits()
         self._record_order()
         self._first = step + 1
@@ -111,10 +111,10 @@ class Recorder:
         self._probe_loader()
         # Last of all: creating an iterator of the loader draws a seed from the global generator.
         generators = self._restore_generators(restored) if restored.rank is not None else {}
-        tensors, states = self._fingerprint(restored.step, restored=True)
+        found, states = self._fingerprint(restored.step, restored=True)
         problem: Exception | None = None
         try:
-            restore.verify(restored, tensors, states, generators)
+            restore.verify(restored, found.values, states, generators)
         except RestoreError as error:
             problem = error
         collectives.raise_on_all(problem, "restore its state", self._group)
@@ -199,7 +199,7 @@ class Recorder:
         if step.number == self._first:
             # An optimizer's state exists after its first step: limits fail now, not hours later at the first resume.
             self._backend.check()
-            self._rehearse()
+            self._rehearse(step.number)
             self._position(step.number)
         stopping, by_clock = self._agreement.on(step.number, self._active.stop.is_requested, self._cadence.is_time)
         if stopping:
@@ -288,12 +288,12 @@ class Recorder:
 
     # --- state
 
-    def _fingerprint(self, step: int, *, restored: bool = False) -> tuple[dict[str, str], dict[str, Plain]]:
+    def _fingerprint(self, step: int, *, restored: bool = False) -> tuple[fingerprint.Fingerprints, dict[str, Plain]]:
         """Fingerprint the present state; collective. Return the tensors' fingerprints and the generators' states."""
         states = rng.capture(self._generators)
-        tensors = fingerprint.fingerprints(self._backend.tensors(), self._group).values
-        checkpointing.record_fingerprints(self._active, step, tensors, states, restored=restored)
-        return tensors, states
+        found = fingerprint.fingerprints(self._backend.tensors(), self._group)
+        checkpointing.record_fingerprints(self._active, step, found.values, states, restored=restored)
+        return found, states
 
     def _objects_state(self) -> dict[str, Plain]:
         """Return the states of the schedulers and of the script's own objects, by name. Raises StateError."""
@@ -314,19 +314,23 @@ class Recorder:
             self._writer.save(step, common, rank, began_s, last=last)
             self._cadence.saved()
 
-    def _rehearse(self) -> None:
-        """Rehearse a save and a restore of the present state; collective. Raises StateError."""
+    def _rehearse(self, step: int) -> None:
+        """Rehearse a save and a restore of the present state; collective. Raises StateError.
+
+        A layout that the session did not begin with gets a notice.
+        """
         self._backend.rehearse(self._active.repo.objects, self._group)
         rehearsal.rehearse(self._objects, self._objects_state(), self._known)
         self._rehearsed = self._backend.layout()
+        if self._rehearsed != self._begun_with and self._active.rank == 0:
+            change = checkpoint_limits.describe_change(self._begun_with, self._rehearsed)
+            self._active.notice("resume-limit", change, step)
 
     def _report_checkpoint(self, step: int) -> None:
         """Publish a notice of each limit of a resume from this checkpoint; collective. Raises StateError."""
         limits = list(self._calls.pending())
         if any(collectives.gather(self._backend.layout() != self._rehearsed, self._group)):
-            self._rehearse()
-            if self._rehearsed != self._begun_with:
-                limits.append(checkpoint_limits.describe_change(self._begun_with, self._rehearsed))
+            self._rehearse(step)
         for limit in limits if self._active.rank == 0 else ():
             self._active.notice("resume-limit", limit, step)
 

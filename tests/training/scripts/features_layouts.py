@@ -65,6 +65,31 @@ def fsdp_columns(seed: int) -> Made:
 
 
 @feature
+def growing_buffer(seed: int) -> Made:
+    """The first forward pass makes a buffer of another shape, as for a longer sequence."""
+    model = GPT(seed)
+    model.register_buffer("cache", torch.zeros(2), persistent=False)
+
+    def forward(x: Any, y: Any) -> Any:
+        model.cache = torch.zeros(3)
+        return loss_of(model(x), y)
+
+    return trainer(model, adamw(model), forward=forward)
+
+
+@feature
+def experts_alike(seed: int) -> Made:
+    """Each rank trains an expert of its own over a mesh of its own, and all have the same names."""
+    meshes = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("experts", "data"))
+    model = shard(GPT(seed + dist.get_rank()), meshes["data"])
+
+    def forward(x: Any, y: Any) -> Any:
+        raise RuntimeError("a step began")
+
+    return trainer(model, adamw(model), forward=forward)
+
+
+@feature
 def hsdp_parted(seed: int) -> Made:
     """One rank's copy of a shard is changed: only a comparison of all copies detects it."""
     model = shard(GPT(seed), square())

@@ -94,7 +94,7 @@ class DeepSpeedBackend:
         names = frozenset(name for name, _ in self._engine.module.named_parameters())
         return Layout(names, tuple(len(group["params"]) for group in groups))
 
-    def rehearse(self, objects: Objects, group: Group) -> None:
+    def rehearse(self, objects: Objects, group: Group, apart: Collection[str] = ()) -> None:
         if self._engine.micro_steps % self._engine.gradient_accumulation_steps():
             return  # Between two optimizer steps, where no checkpoint is made.
         files = self._taken(collectives.rank(group))
