@@ -137,24 +137,27 @@ _SLOWEST = (
 """Modules that begin first, so that no worker is left with a long module when all other workers have ended."""
 
 
-_WITH_DEEPSPEED = frozenset(
-    f"tests/training/test_{name}.py"
-    for name in ("deepspeed", "deepspeed_cpu_adam", "export_deepspeed", "observation", "reshard_deepspeed", "tracing")
-)
-"""Modules that one worker runs: the parent of their ranks imports DeepSpeed, which takes seconds."""
+_OF_DEEPSPEED = ("deepspeed", "deepspeed_cpu_adam", "export_deepspeed", "observation", "reshard_deepspeed", "tracing")
+_TOGETHER = {
+    # The parent of their ranks imports DeepSpeed, which takes seconds.
+    **{f"tests/training/test_{name}.py": "DeepSpeed" for name in _OF_DEEPSPEED},
+    **{f"tests/services/test_{name}.py": "an image of Podman" for name in ("images", "batch_containers")},
+    **{f"tests/services/test_{name}.py": "a server of MLflow" for name in ("mlflow_ui", "page_delivery")},
+}
+"""Modules that one worker runs, by the thing that they share."""
 
 
-class _BySharedParents(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """`--dist=loadfile`, with the modules of `_WITH_DEEPSPEED` as one."""
+class _BySharedThings(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """`--dist=loadfile`, with the modules of `_TOGETHER` that share a thing as one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "DeepSpeed" if file in _WITH_DEEPSPEED else file
+        return _TOGETHER.get(file, file)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _BySharedParents | None:
-    return _BySharedParents(config, log) if config.option.dist == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _BySharedThings | None:
+    return _BySharedThings(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,7 @@
-"""Environments with frameworks, on top of the tests' own, and m5ws in them with ranks that are forks."""
+"""Environments with frameworks, on top of the tests' own, and m5ws in them with ranks that are forks.
+
+Also an image in a storage of Podman, and a server of MLflow, each for several modules.
+"""
 
 import fcntl
 import json
@@ -12,10 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
 import m5ws
+from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.conftest import loud_skip
+from tests.support.machine import mlflow_server, podman
 
 _HERE = Path(__file__).parent
 
@@ -123,3 +129,31 @@ def _install(place: Path, versions: Versions, below: Path | None) -> str:
     command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps"]
     done = subprocess.run([*command, "--requirement", str(_HERE / f"{versions}.txt")], capture_output=True, text=True)
     return done.stderr[-300:] if done.returncode else ""
+
+
+@pytest.fixture(scope="session")
+def podman_storage() -> Iterator[podman.Storage]:
+    """A storage of Podman with an image that has torch and m5ws, which takes 20 CPU seconds and 1 GB.
+
+    One worker runs all modules that use this fixture (tests/conftest.py).
+    """
+    with podman.usable() as variables:
+        files = podman.files_of("torch", "numpy", "pyyaml", "tokenizers", "m5ws")
+        yield podman.Storage(variables, podman.load(variables, "localhost/m5ws/train:1", files))
+
+
+class MlflowServer(msgspec.Struct, frozen=True):
+    """A server of MLflow on a database of SQLite, both without a password. Each module has an experiment of its own."""
+
+    database: str
+    port: int
+
+
+@pytest.fixture(scope="session")
+def ui_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """The server that `m5ws ui` starts. One worker runs all modules that use it (tests/conftest.py)."""
+    folder = tmp_path_factory.mktemp("ui-server")
+    own = Mlflow(f"sqlite:///{folder}/mlflow.db", "own", "", folder / "runs")
+    own.migrate()
+    with mlflow_server.running(own.ui_argv, folder) as port:
+        yield MlflowServer(own.tracking_uri, port)

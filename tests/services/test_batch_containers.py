@@ -11,8 +11,9 @@ import pytest
 
 from m5ws.repository.fsck import fsck
 from m5ws.repository.ledger import ledger
-from tests.support.machine import batch_queue, podman
+from tests.support.machine import batch_queue
 from tests.support.machine.batch_queue import Queue
+from tests.support.machine.podman import Storage
 from tests.support.waiting import wait_for
 from tests.support.workspace.workspaces import make_workspace
 
@@ -21,13 +22,11 @@ _NETWORK = "podman"
 
 
 @pytest.fixture
-def image(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def image(podman_storage: Storage, monkeypatch: pytest.MonkeyPatch) -> str:
     """An image with torch and m5ws in Podman's storage, by digest."""
-    with podman.usable() as variables:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        packages = podman.files_of("torch", "numpy", "pyyaml", "tokenizers", "m5ws")
-        yield podman.load(variables, "localhost/m5ws/train:1", packages)
+    for name, value in podman_storage.variables.items():
+        monkeypatch.setenv(name, value)
+    return podman_storage.image
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from m5ws.containers.launcher import ContainerLauncher, remove_left
@@ -21,6 +20,7 @@ from m5ws.records.ledger import AttemptEnded, Step
 from m5ws.repository.ledger import ledger
 from m5ws.repository.references import checkpoints, runs
 from tests.support.machine import podman
+from tests.support.machine.podman import Storage
 from tests.support.waiting import wait_for
 from tests.support.workspace.checkouts import commit_all
 from tests.support.workspace.workspaces import Workspace, make_workspace
@@ -42,25 +42,13 @@ print("PROBE", json.dumps({
 """
 
 
-class Podman(msgspec.Struct, frozen=True):
-    """Podman's own variables, which are set, and an image with torch and m5ws, by digest."""
-
-    variables: dict[str, str]
-    image: str
-
-    def containers(self) -> list[str]:
-        return podman.containers(self.variables)
-
-
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Podman]:
-    with podman.usable() as variables, pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
+def engine(podman_storage: Storage) -> Iterator[Storage]:
+    """The storage. Podman's variables are set."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in podman_storage.variables.items():
             patch.setenv(name, value)
-        image = podman.load(
-            variables, "localhost/m5ws/train:1", podman.files_of("torch", "numpy", "pyyaml", "tokenizers", "m5ws")
-        )
-        yield Podman(variables, image)
+        yield podman_storage
 
 
 @pytest.fixture(autouse=True)
@@ -113,13 +101,19 @@ def begun(workspace: Workspace, attempt: int, *arguments: str) -> "subprocess.Po
     return process
 
 
+@pytest.mark.parametrize(
+    "signals",
+    [
+        pytest.param((signal.SIGTERM,), id="once"),
+        pytest.param((signal.SIGTERM, signal.SIGUSR2), id="twice", marks=pytest.mark.soak),
+    ],
+)
 def test_a_run_in_an_image_stops_resumes_and_is_reproduced(
-    engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: tuple[signal.Signals, ...]
 ) -> None:
     monkeypatch.setenv("M5WS_CONTAINER_IMAGE", _OTHER)
     workspace = pinned(tmp_path / "w", engine.image)
     slow(workspace)
-    signals = (signal.SIGTERM, signal.SIGUSR2)
     words: tuple[str, ...] = ("run", "--name", "first")
     for number, each in enumerate(signals, 1):
         process = begun(workspace, number, *words)
@@ -139,7 +133,7 @@ def test_a_run_in_an_image_stops_resumes_and_is_reproduced(
 
 
 def test_a_process_in_an_image_sees_its_own_folders_and_variables(
-    engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside = {
         "HOME": str(tmp_path),
@@ -170,7 +164,7 @@ def test_a_process_in_an_image_sees_its_own_folders_and_variables(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("victim", ["m5ws", "a rank"])
-def test_a_run_is_resumed_after_a_kill_of_one_process(engine: Podman, tmp_path: Path, victim: str) -> None:
+def test_a_run_is_resumed_after_a_kill_of_one_process(engine: Storage, tmp_path: Path, victim: str) -> None:
     workspace = pinned(tmp_path / "w", engine.image)
     slow(workspace)
     process = begun(workspace, 1, "run", "--name", "killed")
@@ -190,7 +184,7 @@ def test_a_run_is_resumed_after_a_kill_of_one_process(engine: Podman, tmp_path: 
     assert engine.containers() == []
 
 
-def launched(engine: Podman, folder: Path) -> Process:
+def launched(engine: Storage, folder: Path) -> Process:
     """Start a process in a container that ends with status 7 after SIGTERM, and wait until it runs."""
     script = "import signal, time; signal.signal(15, lambda *_: exit(7)); print('begun', flush=True); time.sleep(600)"
     request = LaunchRequest(
@@ -217,7 +211,7 @@ def of_launch(process: Process) -> list[int]:
     return [process.pid, *(pid for pid in below if reaper.command_line(pid).startswith(program))]
 
 
-def test_a_stopped_container_ends_as_its_process(engine: Podman, tmp_path: Path) -> None:
+def test_a_stopped_container_ends_as_its_process(engine: Storage, tmp_path: Path) -> None:
     process = launched(engine, tmp_path)
     assert process.facts()["container.image"] == engine.image
     assert process.stop(60.0) == 7 and engine.containers() == []
@@ -227,7 +221,7 @@ def test_a_stopped_container_ends_as_its_process(engine: Podman, tmp_path: Path)
 
 @pytest.mark.parametrize("with_reaper", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_no_container_is_left_after_a_kill_of_the_engines_command(
-    engine: Podman, tmp_path: Path, with_reaper: bool
+    engine: Storage, tmp_path: Path, with_reaper: bool
 ) -> None:
     process = launched(engine, tmp_path)
     launch, command = of_launch(process)
@@ -244,7 +238,9 @@ def test_no_container_is_left_after_a_kill_of_the_engines_command(
     assert engine.containers() == [] and not (tmp_path / "logs" / "container").exists()
 
 
-def test_an_image_that_cannot_train_is_refused(engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_cannot_train_is_refused(
+    engine: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bare = podman.load(engine.variables, "localhost/m5ws/bare:1", podman.files_of())
     name = engine.image.partition("@")[0]
     refused = {

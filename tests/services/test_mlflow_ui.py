@@ -24,7 +24,7 @@ from m5ws.tracking.mlflow.follower import Follower
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
 from tests.conftest import loud_skip
-from tests.support.machine import mlflow_server
+from tests.services.conftest import MlflowServer
 from tests.support.machine.chromium import Browser, executable
 from tests.support.records import mlflow_runs as written
 
@@ -64,19 +64,17 @@ class Site(msgspec.Struct):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(ui_server: MlflowServer, tmp_path_factory: pytest.TempPathFactory) -> Site:
     if executable() is None:
         loud_skip("the MLflow UI: no chromium is installed (Debian: apt-get install chromium)")
     directory = tmp_path_factory.mktemp("ui")
     repo = Repository.create(LocalStore(directory / "store"))
-    tracker = Mlflow(f"sqlite:///{directory}/mlflow.db", "gpt", repo.store.url, directory / "runs")
-    tracker.migrate()
+    tracker = Mlflow(ui_server.database, "gpt", repo.store.url, directory / "runs")
     pages = [_deliver(repo, tracker, run) for run in _runs(repo, directory)]
     client = MlflowClient(tracker.tracking_uri)
     ids = [find(client, run.id)[0] for run in pages]
     _judge(repo, tracker, *pages)
-    with mlflow_server.running(tracker.ui_argv, directory) as port:
-        yield Site(tracker.ui_url(port), client.get_run(ids[0]).info.experiment_id, *ids)
+    return Site(tracker.ui_url(ui_server.port), client.get_run(ids[0]).info.experiment_id, *ids)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from m5ws.store.local import LocalStore
 from m5ws.tracking.interface import TRACKED
 from m5ws.tracking.mlflow.run_page import find
 from m5ws.tracking.mlflow.tracker import Mlflow
-from tests.support.machine import mlflow_server
+from tests.services.conftest import MlflowServer
 from tests.support.network.gate import PASSWORD, USER, Gate
 from tests.support.records import mlflow_runs as written
 from tests.support.records import planted
@@ -106,12 +106,9 @@ class _Site(msgspec.Struct):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+def server(ui_server: MlflowServer) -> Iterator[Gate]:
     """A gate before a real MLflow server."""
-    folder = tmp_path_factory.mktemp("server")
-    own = Mlflow(f"sqlite:///{folder}/mlflow.db", "own", "", folder / "runs")
-    own.migrate()
-    with mlflow_server.running(own.ui_argv, folder) as port, Gate(port) as gate, pytest.MonkeyPatch.context() as patch:
+    with Gate(ui_server.port) as gate, pytest.MonkeyPatch.context() as patch:
         for name, value in _VARIABLES.items():
             patch.setenv(name, value)
         yield gate

@@ -3,10 +3,12 @@
 tests/services runs this file with the frameworks of its environments, and kills the examples.
 """
 
+import gc
 import importlib.util
 import itertools
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,6 +35,15 @@ def _load() -> Any:
 
 
 frameworks = _load()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imports() -> None:
+    """Import the frameworks, and freeze their objects: each training of a Trainer collects garbage."""
+    with suppress(ImportError):
+        importlib.import_module("lightning")
+        importlib.import_module("transformers.trainer")
+        gc.freeze()
 
 
 def _cases() -> Iterator[Any]:
@@ -118,7 +129,10 @@ def test_a_resume_with_a_loader_of_m5ws_is_exact_and_records_the_samples(
 
     def script() -> None:
         made[0] = 0
-        use(loader=frameworks.make_loader(workers=workers), **settings)
+        loader = frameworks.make_loader(workers=workers)
+        use(loader=loader, **settings)
+        # Ends the workers. If the garbage collector finds the loader, torch waits five seconds for each worker.
+        loader.rewind()
 
     whole, error = in_process(script, checkpoint_at=range(1, 99), fingerprint_at=())
     assert error is None, error

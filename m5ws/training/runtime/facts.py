@@ -39,7 +39,7 @@ def effective() -> Facts:
         "sdpa": _sdpa(),
         "tf32": str(torch.backends.cuda.matmul.allow_tf32),
         **versions(),
-        **loaded(),
+        **loaded(mapped()),
     }
 
 
@@ -63,12 +63,12 @@ def versions() -> Facts:
     }
 
 
-def loaded() -> Facts:
-    """Return the paths of loaded libraries that sum or send numbers, by library, from this process's maps.
+def loaded(libraries: frozenset[str]) -> Facts:
+    """Return the paths of loaded libraries that sum or send numbers, by library.
 
     A path inside this Python environment is relative to it: a rebuilt environment has another folder.
     """
-    paths = sorted({_place(line.split(maxsplit=5)[5].strip()) for line in maps() if line.count("/") and ".so" in line})
+    paths = sorted(map(_place, libraries))
     return {
         f"loaded.{name}": " ".join(path for path in paths if re.search(pattern, path.rpartition("/")[2])) or None
         for name, pattern in _LIBRARIES.items()
@@ -80,12 +80,13 @@ def _place(path: str) -> str:
     return path if inside is None else f"{ENVIRONMENT}{path.removeprefix(inside)}"
 
 
-def maps() -> list[str]:
-    """Return the lines of this process's memory map; none if the system has none."""
+def mapped() -> frozenset[str]:
+    """Return the paths of the libraries in this process's memory map; none if the system has no map."""
     try:
-        return Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:
-        return []
+        return frozenset()
+    return frozenset(line.split(maxsplit=5)[5].strip() for line in lines if line.count("/") and ".so" in line)
 
 
 def _deterministic() -> str:

@@ -24,6 +24,7 @@ class Imports:
         self._pid = os.getpid()
         self._returned: set[str] = set()
         self._libraries: facts.Facts = {}
+        self._looked_at: tuple[object, ...] = ()
 
     def note(self, name: str) -> None:
         """Record a module that is being loaded, if this process is a fork of the rank."""
@@ -36,9 +37,14 @@ class Imports:
 
     def new(self) -> tuple[tuple[str, ...], facts.Facts]:
         """Return paths that were not returned before, and the native libraries if they have changed."""
-        places = {*_modules(), *_mapped(), *self._of_workers()} - self._returned
+        mapped, places, libraries = facts.mapped(), self._of_workers(), self._libraries
+        # Each checkpoint looks, and after the first steps nothing changes.
+        if (present := (mapped, frozenset(sys.modules), tuple(sys.path))) != self._looked_at:
+            self._looked_at = present
+            places |= {*_modules(), *_mapped(mapped)}
+            libraries = facts.loaded(mapped)
+        places -= self._returned
         self._returned |= places
-        libraries = facts.loaded()
         changed = libraries != self._libraries
         self._libraries = libraries
         return tuple(sorted(places)), libraries if changed else {}
@@ -67,11 +73,11 @@ def _is_shared(top: str) -> bool:
     return getattr(sys.modules.get(top), "__file__", None) is None
 
 
-def _mapped() -> Iterator[str]:
+def _mapped(libraries: frozenset[str]) -> Iterator[str]:
     """Yield the paths of loaded libraries of distributions, except the libraries of imported modules."""
     folders = [folder for folder in sys.path if os.path.basename(folder) in isolation.PACKAGES]
     beside = {os.path.normpath(f"{folder}/../../..") for folder in folders}
-    for path in {line.split(maxsplit=5)[5] for line in facts.maps() if line.count("/") and ".so" in line}:
+    for path in libraries:
         for folder in folders:
             if path.startswith(f"{folder}/"):
                 top, _, below = path.removeprefix(f"{folder}/").partition("/")

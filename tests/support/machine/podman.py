@@ -16,6 +16,8 @@ from importlib.util import cache_from_source
 from io import BytesIO
 from pathlib import Path
 
+import msgspec
+
 import m5ws
 from tests.conftest import loud_skip
 
@@ -32,6 +34,17 @@ _UNUSED = re.compile(
 )
 _NOT_IMPORTED = {"gitpython", "huggingface-hub", "setuptools", "pygments"}
 """Requirements that no rank imports."""
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """The variables of a Podman with a storage of its own, and an image there, by digest."""
+
+    variables: dict[str, str]
+    image: str
+
+    def containers(self) -> list[str]:
+        """Return the names of all containers, running or not."""
+        return call(self.variables, "ps", "--all", "--format", "{{.Names}}").split()
 
 
 @contextmanager
@@ -97,11 +110,6 @@ def call(variables: Mapping[str, str], *words: str) -> str:
     """Run Podman, and return its output."""
     command, environment = ["podman", *words], os.environ | dict(variables)
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def containers(variables: Mapping[str, str]) -> list[str]:
-    """Return the names of all containers, running or not."""
-    return call(variables, "ps", "--all", "--format", "{{.Names}}").split()
 
 
 def load(variables: Mapping[str, str], name: str, files: Mapping[str, Path]) -> str:

@@ -53,6 +53,10 @@ _DEEPSPEED = (
 )
 
 
+_OF_RUNS = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+"""Variables that m5ws sets in the ranks of a run. Launches without a supervisor share the parents of runs by them."""
+
+
 class ForkParent:
     """A process that has imported modules, and forks itself for each launch. Threads may share it."""
 
@@ -191,7 +195,7 @@ def run(
     request = LaunchRequest(
         argv=(sys.executable, *torchrun, *command),
         cwd=str(directory),
-        environment={**determinism.environment(Determinism()), **environment},
+        environment={**determinism.environment(Determinism()), **_OF_RUNS, **environment},
         log=str(log),
         prepare=(sys.executable, "-m", "m5ws.training.backends.deepspeed.cpu_adam") if deepspeed else (),
     )
