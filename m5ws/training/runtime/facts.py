@@ -68,7 +68,7 @@ def loaded(libraries: frozenset[str]) -> Facts:
 
     A path inside this Python environment is relative to it: a rebuilt environment has another folder.
     """
-    paths = sorted(map(_place, libraries))
+    paths = sorted({*map(_place, libraries)})
     return {
         f"loaded.{name}": " ".join(path for path in paths if re.search(pattern, path.rpartition("/")[2])) or None
         for name, pattern in _LIBRARIES.items()

@@ -24,7 +24,6 @@ class Imports:
         self._pid = os.getpid()
         self._returned: set[str] = set()
         self._libraries: facts.Facts = {}
-        self._looked_at: tuple[object, ...] = ()
 
     def note(self, name: str) -> None:
         """Record a module that is being loaded, if this process is a fork of the rank."""
@@ -37,14 +36,10 @@ class Imports:
 
     def new(self) -> tuple[tuple[str, ...], facts.Facts]:
         """Return paths that were not returned before, and the native libraries if they have changed."""
-        mapped, places, libraries = facts.mapped(), self._of_workers(), self._libraries
-        # Each checkpoint looks, and after the first steps nothing changes.
-        if (present := (mapped, frozenset(sys.modules), tuple(sys.path))) != self._looked_at:
-            self._looked_at = present
-            places |= {*_modules(), *_mapped(mapped)}
-            libraries = facts.loaded(mapped)
-        places -= self._returned
+        mapped = facts.mapped()
+        places = {*_modules(), *_mapped(mapped), *self._of_workers()} - self._returned
         self._returned |= places
+        libraries = facts.loaded(mapped)
         changed = libraries != self._libraries
         self._libraries = libraries
         return tuple(sorted(places)), libraries if changed else {}
