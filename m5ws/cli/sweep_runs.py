@@ -147,12 +147,19 @@ def submit(
     from m5ws.library import clusters
 
     cluster, submitted = clusters.Cluster(workspace, given["on"] or ""), list[clusters.Submitted]()
-    for planned in plan.runs:
-        run = sweeps.derive(repo, plan.sweep, plan.base, planned)
-        job = cluster.plan_run(repo, run, given["nodes"] or 1, given["env"])
-        if not submitted:
-            cluster.refuse_unaccepted(job)
-        submitted.append(cluster.start_run(repo, run, job, why))
+    try:
+        for planned in plan.runs:
+            run = sweeps.derive(repo, plan.sweep, plan.base, planned)
+            job = cluster.plan_run(repo, run, given["nodes"] or 1, given["env"])
+            if not submitted:
+                cluster.refuse_unaccepted(job)
+            submitted.append(cluster.start_run(repo, run, job, why))
+    except M5Error:
+        if submitted:
+            output.warn(
+                f"{len(submitted)} of {len(plan.runs)} jobs exist; `m5ws show {plan.sweep.id}` shows their runs"
+            )
+        raise
     if given["as_json"]:
         return output.print_json({"sweep": plan.sweep, "jobs": submitted})
     output.echo(plan.sweep.id)

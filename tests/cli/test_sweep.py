@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,32 @@ def test_a_dry_run_lists_the_runs_and_starts_none(m5: M5, made: Made, place: Pat
     assert [run["values"] for run in document["runs"]][1] == {"lr": "1e-4", "seed": "1"}
     assert {run["id"] for run in m5("ls", "--json").document["runs"]} == {made.run, made.replay}
     assert not (place / ".m5ws" / "sweeps").exists()
+
+
+_SBATCH = """#!/bin/sh
+test "$1" = --test-only && exit 0
+echo x >> "$0.calls"
+test $(wc -l < "$0.calls") -lt 3 && echo 7 && exit 0
+echo "slurm is full" >&2
+exit 1
+"""
+"""A Slurm that takes two jobs."""
+
+
+def test_a_sweep_that_a_cluster_refuses_in_the_middle_prints_its_id_and_the_number_of_its_jobs(
+    m5: M5, made: Made, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(_SBATCH)
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    with (place / "m5ws.toml").open("a") as settings:
+        settings.write(f"[clusters.big]\nengine = 'slurm'\nscratch = '{tmp_path}'\nshared = ['{tmp_path}']\n")
+    done = m5("sweep", "lr=1,2,3,4", "--snapshot", made.snapshot, "--on", "big", "--", "train.py")
+    assert done.status != 0 and "slurm is full" in done.err
+    (sweep,) = re.findall("2 of 4 jobs exist; `m5ws show ([0-9a-f]{12})` shows their runs", done.err)
+    assert len(m5("show", sweep, "--json").document["runs"]) == 4
 
 
 # --- views ----------------------------------------------------------------------------------------------------------
