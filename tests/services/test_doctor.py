@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.network import ports
 from tests.support.s3.s3_servers import S3Server
 from tests.support.waiting import wait_for
 from tests.support.workspace.checkouts import write
@@ -26,9 +27,7 @@ def answers(port: int) -> bool:
 @pytest.fixture
 def tracking(tmp_path: Path) -> Iterator[str]:
     """The address of a server of MLflow with an empty database."""
-    with socket.socket() as free:
-        free.bind((_ADDRESS, 0))
-        port = free.getsockname()[1]
+    port = ports.free(host=_ADDRESS)
     database = ("--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}")
     command = [sys.executable, "-m", "mlflow", "server", "--host", _ADDRESS, "--port", str(port), "--workers", "1"]
     quiet = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}

@@ -7,6 +7,7 @@ failed Jobs, SIGTERM and then SIGKILL. There are no images, volumes, devices and
 
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -53,7 +54,7 @@ def in_namespaces(count: int) -> Iterator[Nodes]:
     """Yield machines that are network namespaces, or skip the test loudly if this machine cannot have them."""
     if shutil.which("ip") is None or os.getuid() != 0:
         loud_skip("no nodes of Kubernetes: network namespaces need ip (apt-get install iproute2) and root")
-    tag, net = f"m5k{os.getpid() % 100_000}", f"198.18.{os.getpid() % 250}"
+    tag, net = f"m5k{secrets.token_hex(3)}", f"198.18.{os.getpid() % 250}"
     files = [Path(f"/etc/netns/{tag}-{number}/hosts") for number in range(count)]
 
     def name_master(host: str) -> None:

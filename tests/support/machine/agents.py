@@ -1,6 +1,5 @@
 """Agents of a run on this machine, one for each of two nodes, as a scheduler starts them."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -11,24 +10,12 @@ from m5ws import workspace as workspaces
 from m5ws.attempts import planning
 from m5ws.attempts.planning import RunOptions
 from m5ws.repository.references import checkpoints, runs
+from tests.support.network import ports
 from tests.support.workspace import command_line
 from tests.support.workspace.workspaces import Workspace
 
 NODES = 2
 _LIMIT_S = 900.0
-
-
-def _free_port() -> int:
-    """Return a port that is free together with the next port."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 class Agents:
@@ -47,7 +34,7 @@ class Agents:
 
     def start(self, job: str, more: Mapping[int, dict[str, str]] | None = None) -> list["subprocess.Popen[str]"]:
         """Start the agents of all nodes, the leader last. `more` has further variables of a node."""
-        port = _free_port()
+        port = ports.free(2)
         given = more or {}
         self.agents = [self._agent(node, job, port, given.get(node, {})) for node in reversed(range(NODES))][::-1]
         return self.agents

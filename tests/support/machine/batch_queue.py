@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import msgspec
 
 from tests.conftest import loud_skip
 from tests.support.machine import namespaces
+from tests.support.network import ports
 from tests.support.s3.s3_servers import ENVIRONMENT
 from tests.support.workspace.command_line import inherited
 
@@ -114,7 +116,7 @@ def running_in_namespaces(folder: Path, nodes: int = 2) -> Iterator[Queue]:
     """
     if shutil.which("ip") is None or os.getuid() != 0:
         loud_skip("no nodes of AWS Batch: network namespaces need ip (apt-get install iproute2) and root")
-    tag, net = f"m5b{os.getpid() % 100_000}", f"198.19.{os.getpid() % 250}"
+    tag, net = f"m5b{secrets.token_hex(3)}", f"198.19.{os.getpid() % 250}"
     with ExitStack() as stack:
         namespaces.make_bridge(stack, tag, f"{net}.1/24")
         places: dict[str, list[tuple[str, list[str]]]] = {HOME: [], AWAY: []}
@@ -141,9 +143,7 @@ def running_in_containers(folder: Path, socket: str, network: str) -> Iterator[Q
 def _serving(
     folder: Path, nodes: Mapping[str, Sequence[tuple[str, list[str]]]], more: Mapping[str, str] = {}
 ) -> Iterator[Queue]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = ports.free()
     server = str(Path(__file__).with_name("batch_server.py"))
     with (folder / "server.log").open("wb") as output:
         process = subprocess.Popen(

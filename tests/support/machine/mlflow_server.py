@@ -1,12 +1,12 @@
 """A server of MLflow on this machine."""
 
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.network import ports
 from tests.support.waiting import wait_for
 
 
@@ -15,8 +15,7 @@ def running(
     argv: Callable[[int], Sequence[str]], folder: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[int]:
     """Start a server by its command on a free port, and yield the port when it answers. Its log is in `folder`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    port = ports.free()
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(argv(port), env=environment, cwd=folder, stdout=log, stderr=log)
     try:

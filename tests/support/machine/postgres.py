@@ -3,12 +3,13 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.network import ports
 
 PACKAGE = "postgresql"
 _USER = "postgres"
@@ -23,8 +24,7 @@ def programs() -> Path | None:
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
     """Yield the address of a new, empty server. PostgreSQL refuses to run as root, who starts it as its own user."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = ports.free()
     # Outside of `tmp_path`, whose parents belong to root alone.
     data = Path(tempfile.mkdtemp(prefix="m5ws-postgres-"))
     prefix: list[str] = []

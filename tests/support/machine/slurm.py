@@ -5,11 +5,12 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.conftest import loud_skip
+from tests.support.network import ports
 from tests.support.waiting import wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "setpriv")
@@ -124,7 +125,7 @@ def running(folder: Path, nodes: int = 2, *, with_accounts: bool = False) -> Ite
     munge: subprocess.Popen[bytes] | None = None
     slurm = Slurm(folder)
     host = socket.gethostname().partition(".")[0]
-    port = _free_ports(nodes + 2)
+    port = ports.free(nodes + 2)
     text = _CONFIGURATION.format(
         host=host,
         folder=folder,
@@ -203,23 +204,3 @@ def _idle(slurm: Slurm) -> int:
     environment = os.environ | {"SLURM_CONF": str(slurm.configuration)}
     found = subprocess.run(words, env=environment, capture_output=True, text=True, check=False).stdout.strip()
     return int(found or 0)
-
-
-def _free_ports(count: int) -> int:
-    """Return the first of ports in a row that are free."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-        if _are_free(range(port, port + count)):
-            return port
-
-
-def _are_free(ports: Sequence[int]) -> bool:
-    for port in ports:
-        with socket.socket() as tried:
-            try:
-                tried.bind(("127.0.0.1", port))
-            except (OSError, OverflowError):
-                return False
-    return True

@@ -1,6 +1,7 @@
 """Hosts that are reached by ssh: network namespaces of this machine, each with a real OpenSSH server."""
 
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ def running(folder: Path, count: int = 2) -> Iterator[Hosts]:
     for name in ("home", "bin"):
         (folder / name).mkdir()
     Path("/run/sshd").mkdir(exist_ok=True)
-    tag, net = f"m5t{os.getpid() % 100_000}", f"198.18.{os.getpid() % 250}"
+    tag, net = f"m5t{secrets.token_hex(3)}", f"198.18.{os.getpid() % 250}"
     with ExitStack() as stack:
         namespaces.make_bridge(stack, tag, f"{net}.1/24")
         addresses = {f"box{number}": f"{net}.{number + 2}" for number in range(count)}

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from tests.support.network import ports
+
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "tester",
     "AWS_SECRET_ACCESS_KEY": "not-a-secret",
@@ -75,9 +77,7 @@ def descriptions_read_once() -> Iterator[None]:
 @contextlib.contextmanager
 def moto(log: Path, host: str = "127.0.0.1") -> Iterator[S3Server]:
     """Run moto's server at an address of this machine, with atomic conditional creates, until the context ends."""
-    with socket.socket() as free:
-        free.bind((host, 0))
-        port = free.getsockname()[1]
+    port = ports.free(host=host)
     command = [sys.executable, str(Path(__file__).with_name("moto_server.py")), str(port), host]
     with open(log, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
